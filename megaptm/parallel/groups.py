@@ -6,6 +6,8 @@ import errno
 import hashlib
 import logging
 import os
+import secrets
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -19,6 +21,9 @@ from megaptm.errors import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of weights and activations by `train.precision`."""
+
+CALL_SECONDS = 0.2
+"""Seconds between two looks of a rank for the answer of rank 0 in torchrun's store."""
 
 TENSOR_RANK_RNG = "tensor-rank"
 """Stream of megatron-core's random tracker that differs between tensor ranks; other streams are the same on all."""
@@ -74,7 +79,11 @@ def join(
         own_gpu = torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
         torch.cuda.set_device(own_gpu)
     timeout = timedelta(minutes=timeout_minutes)
-    store = None if listener is None else _open_rendezvous_store(listener, world, timeout)
+    store: dist.Store | None = None
+    if listener is not None:
+        store = _open_rendezvous_store(listener, world, timeout)
+    elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store = _open_agent_store(rank, world, timeout)
     try:
         dist.init_process_group(
             "nccl" if torch.cuda.is_available() else "gloo",
@@ -102,6 +111,31 @@ def _open_rendezvous_store(listener: int, world: int, timeout: timedelta) -> dis
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     served = dist.TCPStore(address, port, world, is_master=True, timeout=timeout, master_listen_fd=listener)
     return dist.PrefixStore("default_pg", served)
+
+
+def _open_agent_store(rank: int, world: int, timeout: timedelta) -> dist.Store:
+    """Return the part of torchrun's store that belongs to this start of the ranks.
+
+    torchrun keeps its store over restarts (`--max-restarts`), with the addresses of killed processes. Its count of
+    restarts may differ among nodes (pytorch issue 135712). So rank 0 chooses a prefix and answers each rank that found
+    it; a prefix of an earlier start has nobody who answers.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store, own = dist.TCPStore(address, port, world, is_master=False, timeout=timeout), secrets.token_hex(8)
+    if rank == 0:
+        store.set("megaptm", own)
+        for other in range(1, world):
+            store.set(f"{own}/answer/{other}", store.get(f"{own}/call/{other}").decode())
+        return dist.PrefixStore(own, store)
+    deadline = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < deadline:
+        prefix = store.get("megaptm").decode()
+        store.set(f"{prefix}/call/{rank}", own)
+        time.sleep(CALL_SECONDS)
+        answer = f"{prefix}/answer/{rank}"
+        if store.check([answer]) and store.get(answer).decode() == own:
+            return dist.PrefixStore(prefix, store)
+    raise dist.DistStoreError(f"rank {rank} got no answer of rank 0 in {timeout}")
 
 
 def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:

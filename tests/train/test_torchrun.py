@@ -12,14 +12,14 @@ import pytest
 from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.track import read_metrics
 from tests import ROOT
-from tests.drills.program import family_of, last_step, wait_for
+from tests.drills.program import checkpoints, family_of, last_step, losses, resumed_at, wait_for
 from tests.processes import environment_of, survivors
 from tests.storage.server import free_port
 
 
-def torchrun(processes, *words):
-    """Start `torchrun -m megaptm train WORDS`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+def torchrun(processes, *words, options=()):
+    """Start `torchrun OPTIONS -m megaptm train WORDS`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), *options]
     return subprocess.Popen(
         [*command, "--master-port", str(free_port()), "-m", "megaptm", "train", "configs/gpt2/tiny.yaml", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -77,6 +77,23 @@ def test_torchrun_trains_one_run(tmp_path, real_corpus):
     assert [record["step"] for record in read_metrics(run) if "loss" in record] == [1, 2, 3]
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds == ["launch", "start", "first-step", "checkpoint", "exit"]
+
+
+def test_killed_rank_continues_under_torchrun(tmp_path, real_corpus):
+    """The store of torchrun still has the addresses of the first start."""
+    settings = words(tmp_path / "run", real_corpus("byte-bpe"), "train.steps=30", "checkpoint.every=4")
+    job = torchrun(2, *settings, options=("--max-restarts", "1"))
+    run = tmp_path / "run"
+    wait_for(lambda: max(checkpoints(run), default=0) >= 4 if run.exists() else False, job)
+    [rank] = [child for child in family_of(job) if environment_of(child).get("RANK") == "1" and child.ppid() == job.pid]
+    rank.kill()
+    _, output = job.communicate(timeout=200)
+    assert job.returncode == 0, output[-2000:]
+    assert resumed_at(run)[0] >= 4
+    assert len(resumed_at(run)) == 1
+    assert last_step(run) == 30
+    repeated = [values for values in losses(run).values() if len(values) > 1]
+    assert all(first == again for first, again in repeated)
 
 
 def test_documented_torchrun_commands_train_on_two_nodes(tmp_path, real_corpus):
