@@ -468,14 +468,15 @@ def _skip_errors(config: Config) -> Iterator[str]:
     for step in train.skip_batches:
         if step >= train.steps:
             yield f"train.skip_batches.{step} must be less than train.steps ({train.steps}): lower it, or remove it."
-    if not train.skip_batches:
+    key = "train.skip_batches" if train.skip_batches else "train.spikes.action"
+    if not train.skip_batches and train.spikes.action != "roll-back":
         return
     with contextlib.suppress(UserError):  # reported by other code
         if "reset_state" in config.batch_spec.fields:
             objective_name = config.built_objective.name
             yield (
-                f"train.skip_batches: sequences of {objective_name} continue those of the step before, so no batch can "
-                "be skipped; remove it."
+                f"{key}: sequences of {objective_name} continue those of the step before, so no batch can be skipped; "
+                "remove it."
             )
 
 

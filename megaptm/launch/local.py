@@ -12,19 +12,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import click
 
 from megaptm.config import Config
 from megaptm.errors import (
+    EXIT_CONTINUE,
     EXIT_USER_ERROR,
     UserError,
     printable,
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.launch.restart_policy import RestartPolicy
+from megaptm.launch.restart_policy import Ending, RestartPolicy
 from megaptm.launch.worker_group import (
     POLL_SECONDS,
     LocalWorkerGroup,
@@ -36,7 +37,7 @@ from megaptm.launch.worker_group import (
 from megaptm.python_path import module_command
 from megaptm.report.terminal import run_title
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, RestartEvent
+from megaptm.resilience.events import Events, RestartEvent, has_rolled_back
 from megaptm.resilience.failures import (
     failed_exits,
     report_exits,
@@ -58,6 +59,7 @@ from megaptm.run.folder import (
     log_launch,
     prepare,
     read_config,
+    rewritten_config_variables,
     wait_until_prepared,
 )
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
@@ -179,7 +181,7 @@ class LaunchResult:
 
     code: int
     """Exit code of the run."""
-    reason: Literal["hung", "failed"] | None = None
+    reason: Ending | None = None
     """Why it may be started again; None if it ended otherwise: complete, stopped, or by an error of the program."""
 
 
@@ -199,6 +201,8 @@ def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: A
             return report_stop(stopped_by, run=run)
         with Events(run) as events:
             events.write(RestartEvent(start=start))
+        if ending.reason == "rolled-back":  # the ranks have changed the config
+            options["environment"] = {**(options.get("environment") or {}), **rewritten_config_variables(run)}
     raise AssertionError
 
 
@@ -259,6 +263,8 @@ def _launch_once(
     if not failed:
         workers.release()
     code = report_exits(workers.ends, run=run, logs=logs, forwarded=workers.forwarded)
+    if not failed and not workers.forwarded and code == EXIT_CONTINUE and has_rolled_back(run):
+        return LaunchResult(code, "rolled-back")
     may_pass = bool(failed) and not workers.forwarded and root_cause(failed).is_fault_of_machine
     return LaunchResult(code, "failed" if may_pass else None)
 

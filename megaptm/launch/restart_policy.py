@@ -8,9 +8,9 @@ from typing import Literal
 
 from megaptm.resilience.events import failures_since_saved, hung_twice_without_saving, last_saved_step
 
-Ending = Literal["node-lost", "interrupted", "hung", "failed"]
+Ending = Literal["node-lost", "interrupted", "hung", "failed", "rolled-back"]
 """Reason why a start of a run ended: a node was lost; the scheduler ended it, or it saved itself to continue; a rank
-hung; a rank failed."""
+hung; a rank failed; it returned to a checkpoint because of a spike."""
 
 
 PAUSES = (0.0, 10.0)
@@ -26,16 +26,19 @@ class RestartPolicy:
     retries: int | None = None
     """Remaining restarts after hangs and failures; None: any number."""
     pause: float = 0.0
-    """Seconds to wait before the last allowed restart."""
+    """Seconds to wait before the restart that was allowed last."""
+    counts: bool = False
+    """Whether that restart was counted."""
 
     def may_restart(self, ending: Ending, *, progress: bool = True) -> bool:
         """Whether the run may be restarted; counts the restart. `progress`: whether a checkpoint was saved since the
         last start.
 
-        A lost node always allows a restart. A run that ends again and again at the same step would end there forever.
+        A lost node always allows a restart, and so does a spike, since a run limits its returns itself. A run that ends
+        again and again at the same step would end there forever.
         """
-        self.pause = 0.0
-        if ending == "node-lost":
+        self.pause, self.counts = 0.0, False
+        if ending in ("node-lost", "rolled-back"):
             return True
         if ending == "interrupted":
             return progress
@@ -47,7 +50,7 @@ class RestartPolicy:
                 return False
             self.pause = PAUSES[max(0, failures - 1)]
         if self.retries is not None:
-            self.retries -= 1
+            self.retries, self.counts = self.retries - 1, True
         return True
 
     def describe_restart(self) -> str:
@@ -55,4 +58,5 @@ class RestartPolicy:
         saved = last_saved_step(self.run)
         step = f"the checkpoint of step {saved:,}" if saved else "the beginning"
         when = f" in {self.pause:.0f} s" if self.pause else ""
-        return f"Starting all ranks again{when} from {step} (restarts left: {self.retries})."
+        left = f" (restarts left: {self.retries})" if self.counts else ""
+        return f"Starting all ranks again{when} from {step}{left}."

@@ -29,7 +29,7 @@ from megaptm.parallel.optimizers import Optimizer
 from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
 from megaptm.parallel.replicas import check_replicas
 from megaptm.parallel.spikes import Spikes
-from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
+from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, RollBackError, StepResult
 
 
 class Engine:
@@ -136,6 +136,8 @@ class Engine:
                     f"step {step + 1} was rejected and changed no weight: a spike, {spike} (train.spikes.action is "
                     f"stop); {REMEDY}"
                 )
+            if self.spikes.action == "roll-back":
+                raise RollBackError(spike)
             if self.spikes.action == "skip-step":
                 self.spikes.skipped += 1
                 for hook in self.hooks:

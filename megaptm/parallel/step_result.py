@@ -17,6 +17,15 @@ class DivergedError(UserError):
     """Raised if a loss or gradient is not finite; later training steps would be meaningless."""
 
 
+class RollBackError(UserError):
+    """Raised on all ranks if a step is a spike because of which the run returns to its last checkpoint. The weights are
+    unchanged."""
+
+    def __init__(self, spike: str) -> None:
+        self.spike = spike
+        super().__init__(spike)
+
+
 class NoLabelsError(UserError):
     """Raised if no sample of a training step has a label. The weights are unchanged."""
 

@@ -54,7 +54,7 @@ def result_rows(histories: Mapping[str, History]) -> list[list[str]]:
             (history.median("mfu"), "{:.1%}"),
             (None if peak is None else peak / 2**30, "{:.2f}"),
             (total.wall / 3600, "{:,.2f}"),
-            (total.productive / total.wall if total.wall else None, "{:.1%}"),
+            (total.effective, "{:.1%}"),
         )
         rows.append([name, *(ABSENT if value is None else form.format(value) for value, form in values)])
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]

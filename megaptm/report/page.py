@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -63,7 +62,7 @@ def key_figures(history: History) -> dict[str, str]:
         "validation loss": (history.last("validation/loss"), "{:.4f}"),
         "tokens/s": (history.median("tokens_per_second"), "{:,.0f}"),
         "MFU": (history.median("mfu"), "{:.1%}"),
-        "effective time": (total.productive / total.wall if total.wall else None, "{:.1%}"),
+        "effective time": (total.effective, "{:.1%}"),
         "peak GiB of rank 0": (None if (peak := history.peak_memory) is None else peak / GIB, "{:.2f}"),
     }
     return {name: form.format(value) for name, (value, form) in figures.items() if value is not None}
@@ -94,7 +93,7 @@ def marked(text: Text) -> str:
 def _time_parts(history: History) -> Iterator[str]:
     total = history.time
     yield "<h2>Where time went</h2>"
-    spent = {part.name: getattr(total, part.name) for part in fields(total)}
+    spent = {**total.parts, "unmeasured": max(0.0, total.unmeasured)}
     by_part = {f"{name.replace('_', ' ')}: {MEANINGS[name]}": seconds for name, seconds in spent.items() if seconds}
     yield bars(by_part, form="{:,.1f} s", share_of=total.wall)
     yield f"<p>{total.wall:,.1f} s from the start of the first job to the end of the last.</p>"
@@ -108,7 +107,7 @@ def _time_parts(history: History) -> Iterator[str]:
         tokens = [record["tokens_per_second"] for record in job.records if "tokens_per_second" in record]
         speeds[names[-1]] = median(tokens) if tokens else 0.0
         own = time_spent([job])
-        effective[names[-1]] = own.productive / own.wall if own.wall else 0.0
+        effective[names[-1]] = own.effective or 0.0
         begin = _utc(job.launch_time)
         ended = "running or killed" if job.exit is None else f"exit code {job.exit.get('code')}"
         reached = f"{min(steps):,} to {max(steps):,}" if steps else "none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,15 @@ from megaptm.track import upload, view_instructions
 PICTURE = "report/loss.png"
 MEANINGS = {
     "productive": "steps that were not repeated",
-    "lost": "repeated steps, and hangs",
-    "data": "waiting for the data loader",
+    "lost": "repeated steps, and those that a kill or hang left unfinished",
+    "data": "waiting for the data loader of the slowest rank",
     "validation": "validation loss",
     "checkpoint": "saving checkpoints",
     "callbacks": "callbacks, and the metrics of a step",
     "startup": "from the command to the first step",
-    "other": "shutdown, and unmeasured time",
+    "shutdown": "from the last step to the end of a job",
     "between_jobs": "from the end of a job to the start of the next",
+    "unmeasured": "wall time that no part covers",
 }
 
 
@@ -102,10 +102,11 @@ def _time_table(total: TimeSpent) -> Table:
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
     table.add_column("meaning", style="dim")
-    for part in fields(total):
-        seconds = getattr(total, part.name)
+    for part, seconds in {**total.parts, "unmeasured": total.unmeasured}.items():
         if round(seconds, 1):
-            name, share = part.name.replace("_", " "), f"{seconds / (total.wall or 1.0):.1%}"
-            table.add_row(name, f"{seconds:,.1f}", share, MEANINGS[part.name])
+            share = f"{seconds / (total.wall or 1.0):.1%}"
+            table.add_row(part.replace("_", " "), f"{seconds:,.1f}", share, MEANINGS[part])
     table.add_row("wall time", f"{total.wall:,.1f}", "100.0%", "from the start of the first job to the end of the last")
+    if total.effective is not None:
+        table.add_row("effective time", "", f"{total.effective:.1%}", "productive share of the wall time (ETTR)")
     return table

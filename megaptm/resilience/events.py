@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
@@ -70,10 +70,12 @@ class ResumeEvent(Event, kind="resume"):
 
 
 class FirstStepEvent(Event, kind="first-step"):
-    """The first step after a start or resume is done, `seconds` after the command started, if known."""
+    """The first step after a start or resume is done, `seconds` after the command started, if known, and `step_seconds`
+    after the wait for its data began."""
 
     step: int
     seconds: float | None
+    step_seconds: float = 0.0
 
 
 class EpochEvent(Event, kind="epoch"):
@@ -195,6 +197,10 @@ class BackEvent(Event, kind="back"):
 
     step: int
     from_step: int
+    skip: int = 0
+    """Number of batches that are skipped before the next step."""
+    spike: str | None = None
+    """Spike because of which the run returned by itself."""
 
 
 class BranchEvent(Event, kind="branch"):
@@ -287,6 +293,7 @@ class ExitEvent(Event, kind="exit"):
     validation: float
     checkpoint: float
     callbacks: float
+    shutdown: float = 0.0
 
 
 NUMBERS = {
@@ -378,6 +385,17 @@ def failures_since_saved(run: Path) -> int:
     ends = (LaunchEvent.kind, CheckpointEvent.kind)
     kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*ends, WorkerLostEvent.kind)]
     return next((index for index, kind in enumerate(reversed(kinds)) if kind in ends), len(kinds))
+
+
+def has_rolled_back(run: Path) -> bool:
+    """Whether the last start of a run ended because it returned to a checkpoint by itself, to continue from there."""
+    return is_newest(run, BackEvent.kind, START_KINDS)
+
+
+def is_newest(run: Path, kind: str, kinds: Collection[str]) -> bool:
+    """Whether the newest event of these kinds in the journal is of kind `kind`."""
+    known = [event["kind"] for event in read_events(run) if event["kind"] in (*kinds, kind)]
+    return known[-1:] == [kind]
 
 
 def hung_twice_without_saving(run: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed
@@ -11,12 +12,24 @@ from megaptm.config import Config, load_run
 from megaptm.config.phases import phases_after
 from megaptm.config.read import UncheckedConfig
 from megaptm.errors import UserError
-from megaptm.resilience.events import AbandonedCheckpointEvent, BackEvent, Events, last_saved_step
+from megaptm.resilience.events import (
+    AbandonedCheckpointEvent,
+    BackEvent,
+    CheckpointEvent,
+    Events,
+    SpikeEvent,
+    last_saved_step,
+    read_events,
+)
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import saved_recipe, write_recipe
 from megaptm.run.changes import compare_configs
 from megaptm.run.folder import CONFIG, absolute_path, require_run
 from megaptm.run.submission import SCRIPT, refuse_queued
+
+MAX_ROLL_BACKS = 3
+"""Number of returns to one checkpoint because of spikes. Then the text is not their cause."""
+REMEDY = "return to an earlier one (`--back-to`), or lower optimizer.lr. Earlier checkpoints are unchanged."
 
 
 def return_to_phase(run: Path, config: Config, step: int) -> Config | None:
@@ -67,4 +80,35 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         for later in [later for later in store.steps() if later > step]:
             events.write(AbandonedCheckpointEvent(step=later, path=str(store.abandon(later))))
         write_recipe(run, values)
-        events.write(BackEvent(step=step, from_step=last))
+        events.write(BackEvent(step=step, from_step=last, skip=skip))
+
+
+def roll_back(run: Path, *, step: int, from_step: int, spike: str, events: Events) -> str:
+    """Let a run whose step `from_step` is a spike continue from the checkpoint of `step`, its newest, and skip the
+    batches from there to the spike. Return a message.
+
+    Called by the rank that holds the lock of the run. Raise `UserError` after `MAX_ROLL_BACKS` returns to the
+    checkpoint.
+    """
+    rejected = f"step {from_step:,} was rejected: a spike, {spike}"
+    events.write(SpikeEvent(step=from_step, description=spike, skipped=True))
+    if not step:
+        raise UserError(f"{rejected}. The run has no checkpoint to return to: lower checkpoint.every.")
+    if (num_returns := _count_roll_backs(run)) >= MAX_ROLL_BACKS:
+        raise UserError(
+            f"{rejected}. The run has returned to the checkpoint of step {step:,} {num_returns} times, so other text "
+            f"does not help: {REMEDY}"
+        )
+    # The config as it was written: that of the process has entered a phase.
+    values = UncheckedConfig.read_run(run / CONFIG).values
+    skips = {int(key): batches for key, batches in (values["train"].get("skip_batches") or {}).items()}
+    skip = skips.get(step, 0) + from_step - step
+    write_recipe(run, {**values, "train": {**values["train"], "skip_batches": {**skips, step: skip}}})
+    events.write(BackEvent(step=step, from_step=from_step, skip=skip, spike=spike))
+    return f"spike, {spike}; the run returns to the checkpoint of step {step:,} and skips {skip:,} batches there"
+
+
+def _count_roll_backs(run: Path) -> int:
+    """Return how often a run has returned to its newest checkpoint by itself."""
+    events = [event for event in read_events(run) if event["kind"] in (BackEvent.kind, CheckpointEvent.kind)]
+    return len([*takewhile(lambda event: event.get("spike") is not None, reversed(events))])

@@ -13,15 +13,17 @@ from megaptm.config.phases import phases_after
 from megaptm.config.read import enter_phase
 from megaptm.config.sections.data import CursorsConfig
 from megaptm.errors import UserError
+from megaptm.resilience.events import read_events
 from megaptm.run.changes import find_moved, replace_paths
 
 
 def continue_config(previous: Config, config: Config, *, change: bool) -> Config:
     """Return the config that continues the run of `previous` from its newest checkpoint.
 
-    Batch sizes of past steps, `data.cursors` and `train.phase_start` are those of the run. If `config` has other
-    values for the steps to come, and may (`accepts_changes`), these take effect at the step of the checkpoint. The
-    result is the same if `previous` is already that result, since ranks read it at different times.
+    Batch sizes of past steps, `data.cursors`, `train.phase_start` and batches skipped after spikes are those of the
+    run. If `config` has other values for the steps to come, and may (`accepts_changes`), these take effect at the
+    step of the checkpoint. The result is the same if `previous` is already that result, since ranks read it at
+    different times.
     """
     run = Path(config.run)
     done = newest_step(run) or 0
@@ -30,7 +32,7 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
     previous, config = with_due_phases(previous, done), with_due_phases(config, done)
     previous = replace_paths(previous, find_moved(previous, config))
     accepts = accepts_changes(previous, config, change=change)
-    config = with_past(previous, config, done, accepts=accepts)
+    config = _with_spikes(previous, with_past(previous, config, done, accepts=accepts))
     if not accepts or done >= config.train.steps:
         return config
     changes = [each.key for each in find_changes(previous, config, done) if each.may_change]
@@ -42,6 +44,14 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
     if any(map(is_data_change, changes)):
         data = data.model_copy(update={"cursors": _read_cursors(run, done)})
     return config.model_copy(update={"data": data, "train": train})
+
+
+def _with_spikes(previous: Config, config: Config) -> Config:
+    """Return the config with the batches that the run of `previous` skips because of spikes."""
+    spiked = {event.get("step") for event in read_events(Path(config.run)) if event.get("spike") is not None}
+    skips = {step: batches for step, batches in previous.train.skip_batches.items() if step in spiked}
+    train = config.train.model_copy(update={"skip_batches": {**skips, **config.train.skip_batches}})
+    return config.model_copy(update={"train": train})
 
 
 def with_due_phases(config: Config, done: int) -> Config:

@@ -33,6 +33,7 @@ from megaptm.resilience.events import (
     last_saved_step,
 )
 from megaptm.resilience.lock import RunLock
+from megaptm.run.back import roll_back
 from megaptm.run.compatibility import (
     changes_data,
     compatibility,
@@ -202,6 +203,15 @@ class Checkpointer:
     def finish(self) -> None:
         """Wait until the checkpoint in progress is committed. All ranks call this."""
         self._report_storage_failure(self._background.finish)
+
+    def roll_back(self, from_step: int, spike: str) -> str:
+        """Let the run continue from its newest checkpoint because step `from_step` is a spike (`run.back.roll_back`);
+        return a message. All ranks call this."""
+        return run_on_all_ranks(lambda: self._roll_back(from_step, spike, self.events) if self.events else "")
+
+    def _roll_back(self, from_step: int, spike: str, events: Events) -> str:
+        step = max(self.store.steps(), default=0)
+        return roll_back(self.store.run, step=step, from_step=from_step, spike=spike, events=events)
 
     def _report_storage_failure(self, work: Callable[[], object]) -> str | None:
         """Call `work`, a part of saving a checkpoint. If it raises that the checkpoint could not be written, report

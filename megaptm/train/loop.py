@@ -17,7 +17,7 @@ from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_error
 from megaptm.objectives import BaseObjective, weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, any_rank_each, barrier
 from megaptm.parallel.replicas import ReplicaError
-from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
+from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, RollBackError, StepResult
 from megaptm.plugins import PluginError
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
@@ -93,6 +93,8 @@ def train(run: Training, *, start: int) -> int | None:
             run.engine.set_loss_weights(weights)
         try:
             result = _train_step(run, batches, step, rate)
+        except RollBackError as rejected:
+            return _roll_back(run, step, rejected.spike)
         except NoLabelsError as no_labels:
             not_saved = None
             if step != run.checkpointer.step:
@@ -110,9 +112,10 @@ def train(run: Training, *, start: int) -> int | None:
             read_error = _validate(run, done, read_error)
         has_failed = read_error is not None or run.callbacks.error is not None
         is_due = run.checkpointer.is_due(done)
-        stopping, is_complete, wants_save, saves = any_rank_each(
-            run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests(), is_due
-        )
+        with run.seconds.spent_on("data"):  # of the slowest rank
+            stopping, is_complete, wants_save, saves = any_rank_each(
+                run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests(), is_due
+            )
         is_last = is_last or is_complete
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
@@ -190,6 +193,17 @@ def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResu
     except DivergedError:
         _finish_saving(run)
         raise
+
+
+def _roll_back(run: Training, step: int, spike: str) -> int:
+    """Let the run continue from its newest checkpoint, without the batches from there to the spike. Return the exit
+    code."""
+    _finish_saving(run)
+    with run.during("saving"):
+        message = run.checkpointer.roll_back(step + 1, spike)
+    if run.report is not None:
+        run.report.note(step + 1, message)
+    return EXIT_CONTINUE
 
 
 def _check_replicas(run: Training, step: int, *, saves: bool) -> None:

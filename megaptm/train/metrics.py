@@ -30,6 +30,7 @@ from megaptm.resilience.events import (
 )
 from megaptm.run.changes import recorded_changes
 from megaptm.run.folder import CONFIG
+from megaptm.run.time_spent import EffectiveTime
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.track import Tracker, view_instructions
 from megaptm.track.loggers import LOGGERS
@@ -98,6 +99,9 @@ class StepReport(Callback):
         self.tracker = Tracker(run, **config.track.model_dump())
         self.tracker.log_status("RUNNING")
         self._has_started = False
+        self._validated = 0.0
+        """Seconds of the validations that are recorded."""
+        self._effective = EffectiveTime.read(run)
         self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
         self.begin_phase(config, spec, samples, start=start)
 
@@ -139,7 +143,8 @@ class StepReport(Callback):
         if not self._has_started:
             self._has_started = True
             seconds = seconds_since_launch(self.run)
-            self.events.write(FirstStepEvent(step=step, seconds=seconds))
+            step_seconds = round(self.seconds.productive + self.seconds.data, 3)
+            self.events.write(FirstStepEvent(step=step, seconds=seconds, step_seconds=step_seconds))
             self._screen.first_step(step, seconds)
         if self._time_left is None:
             self._time_left = TimeLeft(self.config, step)
@@ -181,6 +186,7 @@ class StepReport(Callback):
             **self._count_tokens(step, samples),
             **result.metrics,
             "seconds_left": self._seconds_left(step, seconds / steps),
+            "effective_time": self._effective.share(self.seconds.productive),
         }
         self.tracker.log_metrics(step, metrics)
         if result.is_skipped:
@@ -239,7 +245,8 @@ class StepReport(Callback):
 
     def on_validation(self, run: RunState, losses: Mapping[str, float]) -> None:
         self._fence()
-        metrics = {"validation/loss": losses["loss"]}
+        metrics = {"validation/loss": losses["loss"], "validation_seconds": self.seconds.validation - self._validated}
+        self._validated = self.seconds.validation
         if len(self.objective.losses) > 1 or not losses.keys() <= {"loss", *self.objective.losses}:
             metrics |= {f"validation/{name}": value for name, value in losses.items() if name != "loss"}
         self.tracker.log_metrics(run.step, metrics)
@@ -268,6 +275,9 @@ class StepReport(Callback):
             self.tracker.log_metrics(step, {"gpu_idle_share": share})
         self._screen.trace(step, _trace_text(trace))
 
+    def note(self, step: int, text: str) -> None:
+        self._screen.note(step, text)
+
     def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""
         self._screen.stopped(step, f"rank {rank} received {name}")
@@ -276,6 +286,8 @@ class StepReport(Callback):
         if run.stop_reason is not None and code == 0:
             self.events.write(StopRequestEvent(step=run.step, reason=run.stop_reason))
             self._screen.stopped(run.step, run.stop_reason)
+        if self._has_started:
+            self.tracker.log_metrics(run.step, {"effective_time": self._effective.share(self.seconds.productive)})
         self._screen.close()
 
     def close(self, status: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -112,6 +113,7 @@ def _run_rank(
         code = EXIT_CONTINUE
         raise
     finally:
+        loop_end = time.monotonic()
         heartbeat.enter("ending")
         if job.source is not None:
             job.source.close()
@@ -121,8 +123,8 @@ def _run_rank(
                 events.write(StopSignalEvent(signal=stop.name))
             callbacks.stop(code)
             job.report.close(STATUS.get(code, "FAILED"))
-            spent = {name: round(value, 3) for name, value in asdict(job.seconds).items()}
-            events.write(ExitEvent(code=code, **spent))
+            spent = {**asdict(job.seconds), "shutdown": time.monotonic() - loop_end}
+            events.write(ExitEvent(code=code, **{name: round(seconds, 3) for name, seconds in spent.items()}))
     leave()
     if job.report and job.source and code in (0, EXIT_CONTINUE):
         command = shlex.split(os.environ.get(STARTED_BY, "train"))

@@ -176,7 +176,7 @@ def test_infinite_perplexity_is_printed():
 
 
 def test_report_of_negative_seconds():
-    assert _time_table(TimeSpent(productive=5.0, other=-5.0)).row_count == 3
+    assert _time_table(TimeSpent(productive=5.0, wall=0.0)).row_count == 3
 
 
 def test_config_larger_than_memory_is_rejected(tmp_path, real_corpus):

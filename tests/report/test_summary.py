@@ -62,16 +62,18 @@ RECORDS = [
 
 def test_time_spent_adds_up_over_jobs():
     total = time_spent(job_times(EVENTS, RECORDS))
-    # Killed job: 7 steps of 1.5 s work and 0.5 s wait, 2 of them repeated. Finished job: its exit event.
+    # Killed job: 7 steps of 1.5 s work and 0.5 s wait, 2 of them repeated, then 3.5 s until it ended. Finished job: its
+    # exit event.
     assert total.productive == pytest.approx(5 * 1.5 + 7.5)
-    assert total.lost == pytest.approx(2 * 1.5)
+    assert total.lost == pytest.approx(2 * 1.5 + 3.5)
     assert total.data == pytest.approx(7 * 0.5 + 2.5)
     assert total.checkpoint == pytest.approx(0.5 + 2.0)
     assert total.validation == pytest.approx(1.0)
     assert total.startup == pytest.approx(10.0 + 5.0)
     assert total.between_jobs == pytest.approx(1100.0 - 1028.0)
-    assert total.other == pytest.approx((18.0 - 14.5) + (15.0 - 13.0))
+    assert total.unmeasured == pytest.approx(15.0 - 13.0)
     assert total.wall == pytest.approx(120.0)
+    assert total.effective == pytest.approx(15.0 / 120.0)
 
 
 def test_run_without_jobs_took_no_time():
@@ -92,7 +94,7 @@ def test_hang_counts_as_lost_time():
         {"time": 360.0, "kind": "launch"},
     ]
     total = time_spent(job_times(events, step_records(10.0, 1, 5, wait=0.0)))
-    assert (total.productive, total.lost, total.other, total.between_jobs) == (10.0, 300.0, 30.0, 10.0)
+    assert (total.productive, total.lost, total.unmeasured, total.between_jobs) == (10.0, 330.0, 0.0, 10.0)
     assert total.wall == 360.0
 
 
@@ -106,6 +108,38 @@ def test_record_of_ten_steps_is_partly_lost():
     record = {"time": 21.0, "step": 10, "step_seconds": 2.0, "data_wait_seconds": 0.0}
     total = time_spent(job_times(events, [record]))
     assert (total.productive, total.lost) == (14.0, 6.0)
+
+
+def test_return_to_an_earlier_job_loses_its_steps():
+    events = [
+        {"time": 0.0, "kind": "launch"},
+        {"time": 1.0, "kind": "start"},
+        {"time": 21.0, "kind": "exit", "code": 75, "productive": 20.0},
+        {"time": 30.0, "kind": "launch"},
+        {"time": 31.0, "kind": "resume", "step": 10},
+        {"time": 51.0, "kind": "exit", "code": 75, "productive": 20.0},
+        {"time": 60.0, "kind": "back", "step": 5, "from_step": 20},
+        {"time": 61.0, "kind": "launch"},
+        {"time": 62.0, "kind": "resume", "step": 5},
+        {"time": 72.0, "kind": "exit", "code": 0, "productive": 10.0},
+    ]
+    records = [*step_records(1.0, 1, 10, wait=0.0), *step_records(31.0, 11, 20, wait=0.0)]
+    total = time_spent(job_times(events, records))
+    assert (total.productive, total.lost) == (20.0, 30.0)
+
+
+def test_steps_of_a_killed_job_that_a_checkpoint_has_are_productive():
+    """The last record of a killed job is of step 10, its last checkpoint of step 14."""
+    events = [
+        {"time": 0.0, "kind": "launch"},
+        {"time": 1.0, "kind": "start"},
+        {"time": 40.0, "kind": "worker-lost", "rank": 1, "code": -9},
+        {"time": 41.0, "kind": "restart", "start": 2},
+        {"time": 42.0, "kind": "resume", "step": 14},
+    ]
+    record = {"time": 21.0, "step": 10, "step_seconds": 2.0, "data_wait_seconds": 0.0}
+    total = time_spent(job_times(events, [record]))
+    assert (total.productive, total.lost, total.unmeasured) == (28.0, 11.0, 0.0)
 
 
 def test_no_part_is_negative_after_a_clock_change():

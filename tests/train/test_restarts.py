@@ -3,6 +3,10 @@
 import os
 import signal
 
+import pytest
+
+from megaptm.report.history import History
+from megaptm.track import read_metrics
 from tests.drills.program import arguments, checkpoints, losses, resumed_at, start, wait_for
 
 
@@ -34,3 +38,15 @@ def test_run_continues_after_a_rank_was_killed(real_corpus, tmp_path):
     assert undisturbed.wait(timeout=200) == 0
     last = {number: values[-1:] for number, values in losses(run).items()}
     assert last == losses(tmp_path / "whole")
+    check_effective_time(run)
+
+
+def check_effective_time(run):
+    """Check that the separately measured parts of a run's time add up to its wall time."""
+    total = History.read(run).time
+    assert total.lost > 0
+    assert total.between_jobs > 0
+    assert total.unmeasured == pytest.approx(0, abs=0.03 * total.wall), total
+    metrics = [record["effective_time"] for record in read_metrics(run) if "effective_time" in record]
+    # After the last record of a step, the run validates, saves and ends.
+    assert metrics[-1] == pytest.approx(total.effective, rel=0.1)

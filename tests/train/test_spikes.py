@@ -1,7 +1,14 @@
-"""Runs that skip spikes."""
+"""Runs that skip spikes, or return to a checkpoint because of them."""
 
-from megaptm.resilience.events import read_events
-from tests.drills.program import arguments, losses, resumed_at
+import pytest
+
+from megaptm.config import config_to_yaml, load, load_run
+from megaptm.errors import UserError
+from megaptm.resilience.events import Events, read_events
+from megaptm.run.back import roll_back
+from megaptm.run.folder import CONFIG
+from tests import ROOT
+from tests.drills.program import arguments, finish, losses, resumed_at
 from tests.forked import megaptm
 
 # With hardly any learning, a loss above the mean is called a spike.
@@ -31,3 +38,54 @@ def test_resumed_run_skips_the_same_steps(real_corpus, tmp_path):
     cut = train("cut", "layout.data=1", "layout.tensor=2")
     assert resumed_at(cut) == [steps[0]]
     assert skipped_steps(cut) == steps
+
+
+def returns(run):
+    return [event for event in read_events(run) if event["kind"] == "back"]
+
+
+ROLLS_BACK = (
+    "train.spikes={action: roll-back, sigmas: 1.8, window: 16}",
+    "optimizer.lr=1e-7",
+    "train.steps=18",
+    "layout.data=2",
+    "checkpoint.every=4",
+    "checkpoint.keep=9",
+)
+
+
+def test_run_rolls_back_before_a_spike_and_skips_its_batches(real_corpus, tmp_path):
+    def words(name, *more):
+        return ("train", *arguments("gpt2", tmp_path / name, real_corpus("byte-bpe"), *ROLLS_BACK, *more))
+
+    run = tmp_path / "rolled"
+    done = finish(*words("rolled"))
+    assert done.returncode == 0, done.stderr
+    [back] = returns(run)
+    skips = {back["step"]: back["from_step"] - back["step"]}
+    assert back["skip"] == skips[back["step"]]
+    assert load_run(run / CONFIG).train.skip_batches == skips
+    assert f"Starting all ranks again from the checkpoint of step {back['step']}." in done.stderr
+    last = {step: values[-1:] for step, values in losses(run).items()}
+    # Started with the same skipped batches, a run has no spike.
+    megaptm(*words("never", f"train.skip_batches={skips}"))
+    assert returns(tmp_path / "never") == []
+    assert losses(tmp_path / "never") == last
+    # Launchers that repeat the command, as torchrun and srun do, name the config from before the spike.
+    megaptm(*words("repeated"), code=75)
+    megaptm(*words("repeated"))
+    assert {step: values[-1:] for step, values in losses(tmp_path / "repeated").items()} == last
+
+
+def test_run_ends_after_three_returns_to_a_checkpoint(tmp_path):
+    config = load(ROOT / "configs/gpt2/tiny.yaml", ["train.skip_batches={8: 2}"])
+    (tmp_path / CONFIG).write_text(config_to_yaml(config))
+    with Events(tmp_path) as events:
+        spike = {"step": 8, "spike": "loss 9", "events": events}
+        for from_step in (9, 10, 11):
+            roll_back(tmp_path, from_step=from_step, **spike)
+        assert load_run(tmp_path / CONFIG).train.skip_batches == {8: 2 + 1 + 2 + 3}
+        with pytest.raises(UserError, match="has returned to the checkpoint of step 8 3 times"):
+            roll_back(tmp_path, from_step=9, **spike)
+        with pytest.raises(UserError, match="no checkpoint to return to"):
+            roll_back(tmp_path, from_step=9, **spike | {"step": 0})

@@ -23,7 +23,7 @@ from megaptm.plugins import ALLOW_CODE
 from megaptm.python_path import named_folders
 from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, last_saved_step
+from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, has_rolled_back, last_saved_step
 from megaptm.resilience.failures import report_exits, report_hang, report_interrupt
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
@@ -190,6 +190,9 @@ class Supervisor:
             return None if self._may_restart("hung", progress=True) else code
         if not (outcome.lost or outcome.broken or outcome.late):
             code = report_exits(outcome.ends, run=self._run, logs=self._logs, forwarded=self._stop_signals)
+            if code == EXIT_CONTINUE and has_rolled_back(self._run) and self._may_restart("rolled-back", progress=True):
+                self._config = absolute_paths(self._config, change=self._change)  # with the batches to skip
+                return None
             return None if code == EXIT_FAILURE and self._may_restart("failed", progress=progress) else code
         with Events(self._run) as events:
             for assignment in outcome.lost:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -21,7 +21,8 @@ from megaptm.resilience.events import (
     LaunchEvent,
     RestartEvent,
     WorkerLostEvent,
-    read_events,
+    has_rolled_back,
+    is_newest,
 )
 from megaptm.resilience.failures import ProcessExit, describe_failure, root_cause
 
@@ -68,6 +69,8 @@ def report(logs: Path, *, restarts: int = 0, start: int = 0, stopping: bool = Fa
     failed = [(host, end) for host, end in failed_processes(logs) if end.code not in (0, EXIT_CONTINUE)]
     if stopping:  # before it handles signals, the warning kills a process
         failed = [(host, end) for host, end in failed if end.code != -signal.SIGUSR1]
+    if not failed and not stopping and has_rolled_back(run) and may_restart(policy, "rolled-back", start=start):
+        return EXIT_RESTART
     if not failed:
         return 0 if RestartPolicy(run).may_restart("interrupted", progress=has_saved(run)) else EXIT_UNSAVED
     cause = root_cause([end for _, end in failed])
@@ -94,18 +97,12 @@ def has_hung(run: Path) -> bool:
 
     Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
     """
-    return _is_newest(run, HangEvent.kind, START_KINDS)
+    return is_newest(run, HangEvent.kind, START_KINDS)
 
 
 def has_saved(run: Path) -> bool:
     """Whether the last Slurm job of a run saved a checkpoint, at any start of its processes."""
-    return _is_newest(run, CheckpointEvent.kind, (LaunchEvent.kind,))
-
-
-def _is_newest(run: Path, kind: str, compared: Sequence[str]) -> bool:
-    """Whether the newest event of these kinds in the journal is of kind `kind`."""
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*compared, kind)]
-    return kinds[-1:] == [kind]
+    return is_newest(run, CheckpointEvent.kind, (LaunchEvent.kind,))
 
 
 def failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
