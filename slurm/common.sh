@@ -153,7 +153,10 @@ too_short() {
 requeue() {
     if running; then
         echo "Saved; job $SLURM_JOB_ID goes back to the queue."
-        scontrol requeue "$SLURM_JOB_ID" && sleep infinity
+        if scontrol requeue "$SLURM_JOB_ID"; then
+            sleep infinity # until Slurm ends this start of the job
+            exit 75
+        fi
         echo "The job must not be requeued (--no-requeue): another job can continue the run."
     fi
     exit 75
