@@ -80,7 +80,7 @@ def test_trace_ends_before_the_validation(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(profiler, "all_gather_object", lambda value: [value])
     steps = profiler.StepProfiler(tmp_path, ProfileConfig(steps=[1, 2]), rank=0)
     for step in (1, 2):
-        with steps.step(step):
+        with steps.profile_step(step):
             torch.ones(3).sum()
     torch.ones(3).cumsum(0)
     (trace,) = steps.finish(2).ranks
@@ -205,7 +205,7 @@ def test_memory_snapshot_is_written_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_bytes(b"snapshot"))
     monkeypatch.setattr(profiler, "all_gather_object", lambda value: [value])
     steps = profiler.StepProfiler(tmp_path, ProfileConfig(steps=[1, 1]), rank=0)
-    with steps.step(1):
+    with steps.profile_step(1):
         torch.ones(3).sum()
     assert steps.ends(1, stopping=False)
     (trace,) = steps.finish(1).ranks
