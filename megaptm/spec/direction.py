@@ -20,7 +20,7 @@ def can_turn(family: Family) -> bool:
     return (
         not further
         and block.layer is None
-        and block.visibility in ("causal", "full")
+        and not block.ordered
         and block.position not in SCORE_BIASES
         and HEADS[block.causal] in family.heads
     )
