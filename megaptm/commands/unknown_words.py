@@ -43,7 +43,7 @@ def _option_remedy(option: str, context: click.Context) -> str:
     spellings = {form.lstrip("-").replace("-", "_"): form for form in options}
     if (renamed := spellings.get(equivalent_name(name) or "")) is not None:
         return f"did you mean {renamed}?"
-    settings = _setting_keys(context)
+    settings = sorted(_setting_keys(context), key=lambda key: key.count("."))  # general keys first
     same = [key for key in settings if name in (key, key.rpartition(".")[2])]
     same += [key for key in settings if equivalent_name(name) in (key, key.rpartition(".")[2])]
     if same:
