@@ -55,7 +55,14 @@ OWN_METRICS = frozenset(
             "mfu",
             "peak_memory_bytes",
         ),
-        *("data_wait_seconds", "step_seconds", "seconds_left", "checkpoint_seconds", "gpu_idle_share"),
+        *(
+            "data_wait_seconds",
+            "step_seconds",
+            "seconds_left",
+            "checkpoint_seconds",
+            "gpu_idle_share",
+            "effective_time",
+        ),
         *("samples", "tokens", "validation", "baseline", "evaluation"),
     )
 )
