@@ -41,38 +41,14 @@ def config_errors(config: Config) -> Iterator[str]:
     known."""
     unknown = list(_names_errors(config))
     yield from unknown
+    own: tuple[Rules, ...] = (_model_errors, _layout_errors, _communication_errors, _extensions_errors)
     if isinstance(family := _find_family(config.model), LayerlessFamily):
-        yield from (() if unknown else family.config_errors(config))
-        all_rules: tuple[Rules, ...] = (
-            phase_errors,
-            _extensions_errors,
-            _init_errors,
-            _precision_errors,
-            _data_errors,
-            _mix_ramp_errors,
-            _batch_errors,
-            _schedule_errors,
-            _profile_errors,
-            _keep_errors,
-            _stop_errors,
-            _hub_errors,
-        )
-    else:
-        all_rules = (
-            phase_errors,
-            *(() if unknown else (_model_errors, _layout_errors, _communication_errors, _extensions_errors)),
-            _precision_errors,
-            _init_errors,
-            _data_errors,
-            _mix_ramp_errors,
-            _batch_errors,
-            _schedule_errors,
-            _profile_errors,
-            _keep_errors,
-            _stop_errors,
-            _hub_errors,
-        )
-    for rules in all_rules:
+        own = (family.config_errors, _extensions_errors)
+    general = (
+        *(_precision_errors, _init_errors, _data_errors, _mix_ramp_errors, _batch_errors, _schedule_errors),
+        *(_profile_errors, _keep_errors, _stop_errors, _hub_errors),
+    )
+    for rules in (phase_errors, *(() if unknown else own), *general):
         yield from rules(config)
 
 

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
+from megaptm.config.sections.checkpoint import CheckpointConfig, HubConfig, KeepConfig
 from megaptm.config.sections.data import DataConfig
 from megaptm.config.sections.extensions import with_extension_sections
 from megaptm.config.sections.model import ModelConfig, Shape
@@ -51,10 +52,6 @@ __all__ = [
 ]
 
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-"""Seconds of the units of a time."""
-DURATION = re.compile(r"[1-9][0-9]{0,5}[smh]")
-"""Pattern of a time in a config: `30m`."""
 LayersPerStage = Literal["auto"] | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Strict(False)]
 """Type of the key `layout.layers_per_stage`."""
 
@@ -285,77 +282,6 @@ class TrainConfig(Section):
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation, callbacks and saving may take 20 times as long. null: never."""
-
-
-class KeepConfig(Section):
-    """Checkpoints that are not removed when newer ones are saved. A number in place of the section is `last`. Tagged
-    checkpoints are always kept (`megaptm checkpoint tag`)."""
-
-    last: Count = 2
-    """Number of newest checkpoints to keep; on a full disk the oldest is removed before the next is written, but never
-    the last one."""
-    every: Count | None = None
-    """Keep the checkpoints of steps that are multiples of this, for branches and returns. Default: none."""
-    best: Annotated[int, Field(ge=0)] = 0
-    """Number of checkpoints with the lowest validation loss to keep."""
-
-
-class CheckpointConfig(Section):
-    """Checkpoints of a run. A checkpoint is always saved after the last step, and when a signal stops the run."""
-
-    every: Count | Literal["auto"] | Annotated[str, Field(pattern=DURATION.pattern)] = 1000
-    """Steps between two checkpoints, or a time, as in 30m or 2h. auto: the time that costs least, from the measured
-    cost of a checkpoint and failures_per_node_day (docs/configs.md)."""
-    failures_per_node_day: Annotated[float, Field(gt=0.0)] = 0.004
-    """Failures of a node per day that end the job, for `every: auto`. The default is that of Llama 3, which had 419 in
-    54 days on 2,048 nodes (arXiv:2407.21783)."""
-    keep: KeepConfig = KeepConfig()
-    upload_to: str | None = None
-    """URL or folder, as in s3://bucket/runs. Each committed checkpoint is copied to the folder there with the name of
-    the run, beside training. `megaptm checkpoint copy` brings them back. Default: no copies."""
-    asynchronous: bool = True
-    """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
-    and a signal wait for it."""
-
-    @property
-    def seconds(self) -> float | None:
-        """Return the configured seconds between two checkpoints; None for steps, and for auto."""
-        if isinstance(self.every, int) or self.every == "auto":
-            return None
-        return float(self.every[:-1]) * UNITS[self.every[-1]]
-
-    def is_step(self, step: int) -> bool:
-        """Whether the steps of the config alone require a checkpoint after a step."""
-        every = self.every if isinstance(self.every, int) else self.keep.every
-        return every is not None and step % every == 0
-
-    @field_validator("every", mode="before")
-    @classmethod
-    def _is_steps_minutes_or_auto(cls, value: Any) -> Any:
-        """Raise one error for an invalid value, instead of one per type of the field."""
-        is_text = isinstance(value, str) and (value == "auto" or DURATION.fullmatch(value))
-        if not is_text and not (type(value) is int and value > 0):
-            raise PydanticCustomError("every", "must be a number of steps, a time as in 30m or 2h, or auto")
-        return value
-
-    @field_validator("keep", mode="before")
-    @classmethod
-    def _is_number_or_section(cls, value: Any) -> Any:
-        return {"last": value} if isinstance(value, int) else value
-
-
-class HubConfig(Section):
-    """Hugging Face copies of checkpoints, which another process writes beside training, with the CPU of the first node.
-    If that fails, training warns and goes on."""
-
-    export_every: Count | None = None
-    """Export the first checkpoint of every so many steps, and the last, to the folder `hf` of the checkpoint. It is
-    removed together with the checkpoint (checkpoint.keep). Default: none."""
-    export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the exported weights."""
-    push_to: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")] | None = None
-    """Model on the Hugging Face hub, as in name/model, to which each copy is pushed with a model card. It is created as
-    private. Log in with `hf auth login`. Default: none."""
 
 
 class TrackConfig(Section):

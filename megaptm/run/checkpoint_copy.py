@@ -35,17 +35,16 @@ THREADS = 4
 """Number of files that are copied at the same time."""
 
 
-def copy_checkpoint(run: Path, step: int, target: str, *, is_own: bool = False) -> int:
+def copy_checkpoint(run: Path, step: int, target: str) -> int:
     """Copy the checkpoint of a step to the run folder `target`, a path or URL; return its bytes.
 
     The checkpoint is compared with its hashes, and every file is read back from the target. The manifest is copied
-    last, so that an interrupted copy is not a checkpoint. Repeating it only copies the missing files. `is_own`: the
-    target belongs to the run, whose config may have changed since. Raise `UserError` if the checkpoint is damaged, or
-    if the target belongs to another run.
+    last, so that an interrupted copy is not a checkpoint. Repeating it only copies the missing files. Raise `UserError`
+    if the checkpoint is damaged, or if the target has files of another run or of the user.
     """
     if isinstance(checkpoint := Store(run).inspect(step), str):
         raise UserError(f"{checkpoint}: copy another checkpoint than that of step {step}.")
-    _refuse_other_run(run, target, is_own=is_own)
+    _refuse_other_run(run, target)
     tokenizer = run / "tokenizer"
     hashes = {checkpoint.folder / file.name: file.sha256 for file in checkpoint.files}
     hashes |= {checkpoint.folder / entry.name: entry.sha256 for entry in checkpoint.indexes}
@@ -128,6 +127,8 @@ def fetch_run(text: str, folder: Path) -> int:
         raise UserError(f"{text} has no copied checkpoint{'' if step is None else f' of step {step}'}: check the URL.")
     if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != read_file(config):
         raise UserError(f"{folder} has a {CONFIG} that is not that of {source}: choose a new folder.")
+    if not (folder / CONFIG).exists():
+        _refuse_other_files(str(folder))
     if step not in find_committed(folder):
         fetch_checkpoint(source, step, folder)
     for name in list_files(join_path(source, "tokenizer")):
@@ -136,20 +137,23 @@ def fetch_run(text: str, folder: Path) -> int:
     return step
 
 
-def _refuse_other_run(run: Path, target: str, *, is_own: bool) -> None:
+def _refuse_other_run(run: Path, target: str) -> None:
     if not exists(config := join_path(target, CONFIG)):
-        if not is_own and list_files(target):
-            raise UserError(f"{target} has other files: choose a new folder for copies of checkpoints of {run}.")
-        return
-    copied, own = read_file(config), (run / CONFIG).read_bytes()
-    if is_own:  # the recipe may have changed since
-        copied, own = (
-            next((line for line in text.splitlines() if line.startswith(b"run:")), b"") for text in (copied, own)
-        )
-    if copied != own:
+        _refuse_other_files(target)
+    elif _recorded_run(read_file(config)) != _recorded_run((run / CONFIG).read_bytes()):
         raise UserError(
             f"{target} has a {CONFIG} that is not that of {run}: choose a new folder for copies of its checkpoints."
         )
+
+
+def _recorded_run(config: bytes) -> bytes | None:
+    """Return the line with the folder of a run in its config, whose other lines may change."""
+    return next((line for line in config.splitlines() if line.startswith(b"run:")), None)
+
+
+def _refuse_other_files(folder: str) -> None:
+    if list_files(folder):
+        raise UserError(f"{folder} has other files: choose a new folder for copies of checkpoints.")
 
 
 def _copy_file(path: Path, target: str, sha256: str) -> None:

@@ -48,6 +48,8 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
 
 def _with_spikes(previous: Config, config: Config) -> Config:
     """Return the config with the batches that the run of `previous` skips because of spikes."""
+    if not previous.train.skip_batches:
+        return config
     spiked = {event.get("step") for event in read_events(Path(config.run)) if event.get("spike") is not None}
     skips = {step: batches for step, batches in previous.train.skip_batches.items() if step in spiked}
     train = config.train.model_copy(update={"skip_batches": {**skips, **config.train.skip_batches}})

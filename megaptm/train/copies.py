@@ -21,7 +21,7 @@ def start_copies(run: Path, config: Config, events: Events) -> list[BehindTraini
         export, is_due = partial(export_copy, run, config), partial(is_export_due, config)
         copies.append(BehindTraining("Hugging Face copy", export, HubExportEvent, events, is_due=is_due))
     if (target := copies_location(config)) is not None:
-        upload = partial(copy_checkpoint, run, target=target, is_own=True)
+        upload = partial(copy_checkpoint, run, target=target)
         # The node of a run that was stopped may be lost with its disk.
         copies.append(BehindTraining("upload", upload, UploadEvent, events, ends=(0, EXIT_CONTINUE)))
     return copies

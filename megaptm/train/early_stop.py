@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
 from megaptm.errors import UserError, nearest
-from megaptm.run.compatibility import read_state
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
@@ -88,10 +88,7 @@ def has_stopped_early(config: Config) -> bool:
     """Whether the newest checkpoint of the run of a config is that at which early stopping ended it."""
     if config.train.stop is None:
         return False
-    from megaptm.checkpoint.store import Store  # loads torch
-
-    if (checkpoint := Store(Path(config.run)).newest(verify=False)) is None:
-        return False
     early_stop = build_early_stop(config, [config.train.stop.metric.removeprefix(PREFIX)])
-    early_stop.restore(read_state(checkpoint, FIELD))
+    state = read_newest_state(Path(config.run)).get(FIELD)
+    early_stop.restore(state if isinstance(state, dict) else {})
     return early_stop.reason() is not None
