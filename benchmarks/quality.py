@@ -65,7 +65,7 @@ def train_fasttext(documents: list[Document], folder: Path) -> Path:
 
 def train_own(documents: list[Document], folder: Path) -> Path:
     """Train the classifier of this project on the same documents."""
-    from data_pipeline.quality.train import TrainingOptions, train_classifier
+    from data_pipeline.train_quality import TrainingOptions, train_classifier
 
     for kind in (True, False):
         rows = [json.dumps({"text": document.text}) for document in documents if is_prose(document.text) is kind]

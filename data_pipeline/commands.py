@@ -13,18 +13,18 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
+from data_pipeline.clean.quality_classifier import QualityClassifier
 from data_pipeline.corpus.build import build_corpus, select_documents
 from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.progress import StageProgress
-from data_pipeline.quality.classifier import QualityClassifier
-from data_pipeline.quality.train import TrainingOptions, quality_table, train_classifier
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.settings import parse_settings
 from data_pipeline.sources import find_files
+from data_pipeline.train_quality import TrainingOptions, quality_table, train_classifier
 from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.console import Console

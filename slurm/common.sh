@@ -60,8 +60,8 @@ train() {
 # Whether the job ends: all is done, or its processes are not started again. Sets `code`, the exit code of the job.
 ended_for_good() {
     trap 'asked=yes' USR1
-    exclude_node "$(lost_node)"
     if ((code == 0)); then return; fi
+    exclude_node "$(lost_node)"
     if [[ $asked && $code == 138 && $start == 0 ]]; then too_short; fi
     if start_failed; then
         await_node_failure

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from data_pipeline.clean.step import import_library, require
+from data_pipeline.clean.models import fasttext_labels, model_inputs, predict_labels
+from data_pipeline.clean.step import cached_by_file, import_library, require
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.functions import is_function, load_function
-from data_pipeline.quality.models import fasttext_labels, model_inputs, predict_labels
 from megaptm.errors import UserError, nearest
 from megaptm.storage import read_text_file
 
@@ -101,11 +101,11 @@ def _require_known(languages: Iterable[str], model: str | None) -> None:
     """Raise `UserError` for a language that the model does not know."""
     if model is not None and is_function(model):
         return
-    known = sorted(_load_identifier().labels if model is None else fasttext_labels(model, "keep-language"))
-    for language in languages:
-        if language not in known:
-            hint = f"use {', '.join(known)}." if len(known) <= MAX_SHOWN else nearest(language, known)
-            raise UserError(f"keep-language: language `{language}` is not known: {hint}")
+    known = {*(_load_identifier().labels if model is None else fasttext_labels(model, "keep-language"))}
+    for language in {*languages} - known:
+        names = sorted(known)
+        hint = f"use {', '.join(names)}." if len(names) <= MAX_SHOWN else nearest(language, names)
+        raise UserError(f"keep-language: language `{language}` is not known: {hint}")
 
 
 def _check_thresholds(thresholds: Mapping[str, float], name: str) -> None:
@@ -113,7 +113,7 @@ def _check_thresholds(thresholds: Mapping[str, float], name: str) -> None:
         require(0 <= threshold <= 1, f"keep-language: {name} ({language}: {threshold}) must be from 0 to 1.")
 
 
-@lru_cache(maxsize=4)
+@cached_by_file(maxsize=4)
 def _read_thresholds(path: str) -> dict[str, float]:
     """Read a file of thresholds. Empty lines and lines that start with `#` are skipped."""
     lines = read_text_file(path, name=f"keep-language: {path}", remedy="correct the path").splitlines()

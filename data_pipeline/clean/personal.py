@@ -7,10 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
-from data_pipeline.clean.step import file_version, import_library, require, require_minimum, with_text
+from data_pipeline.clean.step import cached_by_file, import_library, require, require_minimum, with_text
 from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from megaptm.storage import read_text_file
@@ -123,13 +122,9 @@ def _replace(text: str, matches: Iterable[tuple[int, int, str]]) -> str:
     return "".join([*pieces, text[end:]])
 
 
+@cached_by_file(maxsize=4)
 def read_patterns(path: str) -> list[PersonalPattern]:
     """Read a table of personal numbers: lines of language, kind, module of stdnum (or empty), regular expression."""
-    return _read_patterns(path, file_version(path))
-
-
-@lru_cache(maxsize=4)
-def _read_patterns(path: str, _: tuple[int, int]) -> list[PersonalPattern]:
     text = read_text_file(path, name=f"{STEP}: table ({path})", remedy="correct the path")
     return [
         _parse_pattern(line, f"{STEP}: {path}, line {number}")

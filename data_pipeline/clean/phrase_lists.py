@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from data_pipeline.clean.hash_set import HashSet
-from data_pipeline.clean.step import file_version
+from data_pipeline.clean.step import cached_by_file
 from data_pipeline.clean.words import Words
 from megaptm.storage import read_text_file
 
@@ -15,13 +13,9 @@ PhraseList = dict[int, HashSet]
 """Hashes of phrases by the number of their words."""
 
 
+@cached_by_file(maxsize=256)
 def read_phrase_list(path: str, setting: str) -> PhraseList:
-    """Read a file of phrases; it is read again when it changes. Error messages start with `setting`."""
-    return _read(path, setting, file_version(path))
-
-
-@lru_cache(maxsize=256)
-def _read(path: str, setting: str, _: tuple[int, int]) -> PhraseList:
+    """Read a file of phrases. Error messages start with `setting`."""
     text = read_text_file(path, name=f"{setting} ({path})", remedy="correct the path")
     hashes_by_size: dict[int, list[np.ndarray]] = {}
     for words in map(Words, text.split("\n")):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from data_pipeline.clean.models import load_scorer, model_inputs
 from data_pipeline.clean.step import batches, require
 from data_pipeline.document import Document, DropCounts
-from data_pipeline.quality.models import load_scorer, model_inputs
 
 DECIMALS = 4
 """Decimals of a score, so that the last bits of a model do not matter."""

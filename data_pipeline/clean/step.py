@@ -6,15 +6,18 @@ import importlib
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import lru_cache, wraps
+from typing import Any, Protocol, TypeVar, cast
 
 from data_pipeline.annotate.parts import parts_of, with_parts
 from data_pipeline.document import Document, DropCounts, OnError, is_document_error
 from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
 
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
@@ -192,6 +195,17 @@ def file_version(path: str) -> tuple[int, int]:
     except OSError:
         return 0, 0
     return status.st_mtime_ns, status.st_size
+
+
+def cached_by_file(maxsize: int) -> Callable[[Reader], Reader]:
+    """Return a decorator that caches what a function reads from its first argument, a path. It reads again when the
+    file has changed."""
+
+    def decorate(read: Reader) -> Reader:
+        cached = lru_cache(maxsize)(lambda version, path, *args: read(path, *args))
+        return cast(Reader, wraps(read)(lambda path, *args: cached(file_version(path), path, *args)))
+
+    return decorate
 
 
 def import_library(name: str, step: str) -> Any:

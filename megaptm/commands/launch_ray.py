@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,9 +18,6 @@ from megaptm.commands.options import (
 )
 from megaptm.commands.output import echo
 from megaptm.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 JOB, STOP_SECONDS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S"
 """Environment variables of a submitted job: one that each job has, and the seconds after which `ray job stop` kills it

@@ -10,11 +10,16 @@ from megaptm.config.yamls import YamlDumper
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError, printable
 from megaptm.hub.huggingface import ExportedModel
+from megaptm.objectives.compose import map_files
 from megaptm.run.checkpoint import RunCheckpoint
 
 CARD = "README.md"
-FIELDS = ("model", "objective", "optimizer", "data")
-"""Sections of the config that a model card shows."""
+FIELDS = ("model", "objective", "optimizer")
+"""Sections of the config that a model card shows, besides parts of `data`."""
+
+
+def _last_part(path: str) -> str:
+    return Path(path).name
 
 
 def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
@@ -29,13 +34,17 @@ def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
         "validation loss": f"{losses[str(checkpoint.step)]:.4f}" if str(checkpoint.step) in losses else "not measured",
         "precision": config.train.precision,
     }
-    # Paths of corpora may tell about the author's machine: only the last part is shown.
+    # Paths may tell about the author's machine: only the last part is shown.
     values = config.model_dump(mode="json", exclude_defaults=True)
     shown = {name: values[name] for name in FIELDS if name in values}
     shown["data"] = {
         "sequence": config.data.sequence,
-        "mix": {Path(path).name: share for path, share in config.data.mix.items()},
+        "mix": {_last_part(path): share for path, share in config.data.mix.items()},
     }
+    if isinstance(objective := shown.get("objective"), dict):
+        shown["objective"] = map_files(objective, _last_part)
+    if config.model.word_vectors is not None:
+        shown["model"]["word_vectors"] = _last_part(config.model.word_vectors)
     lines = [
         "---",
         yaml.safe_dump({"library_name": "transformers", "tags": ["megaptm", config.model.family]}).rstrip(),

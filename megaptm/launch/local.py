@@ -59,7 +59,6 @@ from megaptm.run.folder import (
     log_launch,
     prepare,
     read_config,
-    rewritten_config_variables,
     wait_until_prepared,
 )
 from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
@@ -201,8 +200,6 @@ def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: A
             return report_stop(stopped_by, run=run)
         with Events(run) as events:
             events.write(RestartEvent(start=start))
-        if ending.reason == "rolled-back":  # the ranks have changed the config
-            options["environment"] = {**(options.get("environment") or {}), **rewritten_config_variables(run)}
     raise AssertionError
 
 
@@ -246,7 +243,7 @@ def _launch_once(
     watchdog = Watchdog(
         beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)
     ).clear()
-    # After a phase has begun, a start has another config than the one before.
+    # After a new phase or a roll-back, a start has another config than the one before.
     variables = {**config_variables(run), **(environment or {}), VARIABLE: str(watchdog.folder)}
     with forward_signals(workers.forward):
         try:

@@ -151,9 +151,9 @@ class Composed(BaseObjective):
         tasks = [task.objective for task in self.tasks]
         modes = max((task.mode for task in tasks if isinstance(task, EncoderDecoder)), default=0)
         for task in tasks:
-            # Spans of one task must not use the sentinels of another one's mode.
-            checked = replace(task, mode=modes) if isinstance(task, EncoderDecoder) else task
-            checked.check(special, sequence)
+            task.check(special, sequence)
+            if isinstance(task, EncoderDecoder):  # spans of one task must not use sentinels of another one's mode
+                task.check_sentinels(special, sequence, modes)
 
 
 def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:

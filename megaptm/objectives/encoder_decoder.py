@@ -92,9 +92,13 @@ class EncoderDecoder(Objective):
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)
+        self.check_sentinels(special, sequence, self.mode)
+
+    def check_sentinels(self, special: SpecialTokens, sequence: int, num_modes: int) -> None:
+        """Raise `UserError` if the tokenizer lacks sentinels for the spans of a sequence and for these modes."""
         spans, sentinels = self.max_sentinels(self.raw_length(sequence)), len(special.sentinels)
-        if spans + self.mode > sentinels:
-            own = f", and {self.mode} of them {'is' if self.mode == 1 else 'are'} for modes" if self.mode else ""
+        if spans + num_modes > sentinels:
+            own = f", and {num_modes} of them {'is' if num_modes == 1 else 'are'} for modes" if num_modes else ""
             raise UserError(
                 f"objective {self.name} masks {spans} spans in a sequence of {sequence} tokens, but the tokenizer has "
                 f"{sentinels} sentinels{own}: use a tokenizer with more (tokenizer.sentinels), or a shorter "

@@ -292,11 +292,6 @@ def config_variables(run: Path) -> dict[str, str]:
     }
 
 
-def rewritten_config_variables(run: Path) -> dict[str, str]:
-    """Return the environment variable by which ranks identify a config that ranks have written to the run folder."""
-    return {CONFIG_HASH: hashlib.sha256((run / CONFIG).read_bytes()).hexdigest()}
-
-
 def refuse_other_config(run: Path) -> None:
     """Raise `UserError` if another command has written its config to the run folder since. This is possible until rank
     0 has the lock."""

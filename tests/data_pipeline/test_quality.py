@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from data_pipeline.clean import run_steps
 from data_pipeline.clean.quality import ScoreQuality
+from data_pipeline.clean.quality_classifier import UNIT, QualityClassifier, hashed_ngrams, load_classifier
 from data_pipeline.document import Document, DropCounts
-from data_pipeline.quality.classifier import UNIT, QualityClassifier, hashed_ngrams, load_classifier
-from data_pipeline.quality.train import TrainingOptions, train_classifier
+from data_pipeline.train_quality import TrainingOptions, train_classifier
 from megaptm.__main__ import main
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import run

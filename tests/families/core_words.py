@@ -50,7 +50,7 @@ OTHER_MEANINGS = {
     ("data_pipeline/document.py", "image"): "name of a note in the metadata of shards",
     ("data_pipeline/sources/formats/wikipedia.py", "image"): "namespace of Wikipedia",
     ("data_pipeline/clean/language.py", "fasttext"): "library whose models identify languages",
-    ("data_pipeline/quality/models.py", "fasttext"): "library whose models score texts",
+    ("data_pipeline/clean/models.py", "fasttext"): "library whose models score texts",
     ("megaptm/check/software.py", "image"): "container image",
     ("megaptm/launch/slurm/script.py", "image"): "container image",
     ("megaptm/credentials.py", "image"): "container image",

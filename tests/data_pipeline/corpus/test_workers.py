@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_pipeline.clean.quality_classifier import QualityClassifier
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.corpus.workers import MIN_RAY_BYTES, InProcess, OnRay, open_workers
-from data_pipeline.quality.classifier import QualityClassifier
 from data_pipeline.recipe import read_recipe
 from megaptm.errors import UserError
 from tests.data_pipeline.corpus.test_build import files_of

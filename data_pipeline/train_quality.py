@@ -12,9 +12,9 @@ import numpy as np
 from rich.table import Table
 
 from data_pipeline.clean import CLEAN, run_steps
+from data_pipeline.clean.quality_classifier import UNIT, QualityClassifier, hashed_ngrams
 from data_pipeline.clean.step import import_library
 from data_pipeline.document import DropCounts
-from data_pipeline.quality.classifier import UNIT, QualityClassifier, hashed_ngrams
 from data_pipeline.recipe import read_recipe
 from data_pipeline.sources import Span, find_files, read_span
 from megaptm.errors import UserError

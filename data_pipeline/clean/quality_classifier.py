@@ -10,11 +10,12 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from data_pipeline.clean.step import cached_by_file
+from data_pipeline.clean.words import Words
 from megaptm.errors import UserError
 from megaptm.storage import AtomicFile, regular_file
 
@@ -56,22 +57,14 @@ class QualityClassifier:
 
 def hashed_ngrams(text: str, ngrams: int, size: int) -> np.ndarray:
     """Return the distinct n-grams of 1 to `ngrams` words as indexes below `size`, a power of two: int64, ascending."""
-    from data_pipeline.clean.words import Words  # whose package imports the models of quality
-
     words = Words(text)
     hashes = np.concatenate([words.ngrams(length) for length in range(1, ngrams + 1)])
     return np.unique((hashes & np.uint64(size - 1)).astype(np.int64))
 
 
+@cached_by_file(maxsize=4)
 def load_classifier(path: str) -> QualityClassifier:
-    """Load the classifier in a file that `megaptm corpus train-quality` wrote; again if the file has changed."""
-    from data_pipeline.clean.step import file_version  # which imports the models of quality
-
-    return _load_classifier(path, file_version(path))
-
-
-@lru_cache(maxsize=4)
-def _load_classifier(path: str, version: tuple[int, int]) -> QualityClassifier:
+    """Load the classifier in a file that `megaptm corpus train-quality` wrote."""
     from safetensors import SafetensorError, safe_open
 
     remedy = "name a file that `megaptm corpus train-quality` wrote."

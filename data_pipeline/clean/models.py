@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
+from data_pipeline.clean.quality_classifier import load_classifier
+from data_pipeline.clean.step import cached_by_file
 from data_pipeline.functions import function_source_file, is_function, load_function
-from data_pipeline.quality.classifier import load_classifier
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
 
@@ -64,7 +64,7 @@ def fasttext_labels(model: str, step: str) -> list[str]:
     return [label.removeprefix(LABEL) for label in load_fasttext(model, step).get_labels()]
 
 
-@lru_cache(maxsize=4)
+@cached_by_file(maxsize=4)
 def load_fasttext(path: str, step: str) -> Any:
     """Load a supervised model of fastText: lid.176.bin, GlotLID's model.bin, a quality classifier."""
     try:

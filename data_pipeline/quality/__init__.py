@@ -1,1 +1,0 @@
-"""Quality of documents: a classifier trained on examples, and models of users."""
