@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from data_pipeline.document import Document
 from data_pipeline.grouping import Grouping
 from megaptm.errors import UserError
 
-MISSING, BELOW, NOT_SAMPLED = -1, -2, -3
+NO_SCORE, NO_DOMAIN, BELOW, NOT_SAMPLED = -1, -2, -3, -4
 """Group of documents that are dropped."""
 MAX_DOMAINS = 1000
 
@@ -59,7 +59,7 @@ def _group_of(document: Document, grouping: Grouping, domains: dict[str, int]) -
     if grouping.quality:
         score = document.notes.get(grouping.note)
         if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-            return MISSING
+            return NO_SCORE
         if score < grouping.quality[0]:
             return BELOW
         bucket = min(int(np.searchsorted(grouping.quality, score, side="right")) - 1, grouping.num_buckets - 1)
@@ -67,7 +67,7 @@ def _group_of(document: Document, grouping: Grouping, domains: dict[str, int]) -
         return bucket
     domain = document.notes.get(grouping.domain)
     if not isinstance(domain, str) or not domain:
-        return MISSING
+        return NO_DOMAIN
     return domains.setdefault(domain, len(domains)) * grouping.num_buckets + bucket
 
 
@@ -110,10 +110,10 @@ class CorpusGroups:
     def count_dropped(self, part: int, retained: np.ndarray) -> Counter[str]:
         """Count the documents of a part that are dropped, of those that deduplication retained."""
         grouping = self.grouping
-        note = grouping.note if grouping.quality else grouping.domain
         groups = self.of(part)[retained]
         reasons = {
-            f"no {note}": MISSING,
+            f"no {grouping.note}": NO_SCORE,
+            f"no {grouping.domain}": NO_DOMAIN,
             f"{grouping.note} below {grouping.quality[0]:g}" if grouping.quality else "": BELOW,
             "not sampled (groups.shares)": NOT_SAMPLED,
         }
@@ -138,7 +138,8 @@ def read_groups(grouping: Grouping, parts: Sequence[Part], work: JobRunner) -> C
     """Find the groups of all documents of a corpus."""
     folder = work.folder / "groups"
     folder.mkdir(exist_ok=True)
-    jobs = [GroupJob(str(folder), part.stem, grouping) for part in parts]
+    unsampled = replace(grouping, shares=())  # other shares find the same tables
+    jobs = [GroupJob(str(folder), part.stem, unsampled) for part in parts]
     domains = work.run("group", find_groups, jobs)
     names = sorted({name for own in domains for name in own})
     if len(names) > MAX_DOMAINS:

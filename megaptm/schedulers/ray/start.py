@@ -31,6 +31,9 @@ ATTEMPT_SECONDS = 45.0
 the head of a cluster for a quarter of an hour."""
 TAKEN_PORT = re.compile(r"Failed to start the grpc server\. The specified port is (\d+)")
 STARTED = b"Ray runtime started"
+PRIORITY = {"RAY_worker_niceness": "0"}
+"""Environment with which workers have the normal priority. By default they have the lowest, so that other programs of
+the node starve training and builds."""
 MARK = "MEGAPTM_RAY_START"
 """Environment variable that identifies the processes of one attempt to start Ray."""
 
@@ -109,7 +112,7 @@ class _StartAttempt:
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             module_command("ray.scripts.scripts", "start", *options),
-            env={**os.environ, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
+            env={**PRIORITY, **os.environ, MARK: self._mark, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

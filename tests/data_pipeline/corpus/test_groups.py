@@ -142,13 +142,13 @@ def test_buckets_are_sampled_by_hash(raw, tmp_path):
 
 
 def test_documents_without_score_or_domain_are_counted(raw, tmp_path):
-    recipe = recipe_of(raw, domain=None)
+    recipe = recipe_of(raw)
     bare = tmp_path / "bare.jsonl"
     bare.write_text("".join(json.dumps({"text": text(number), "score": score}) + "\n"
-                            for number, score in enumerate([None, "high", True], COUNT)))  # fmt: skip
+                            for number, score in enumerate([None, "high", True, 0.7], COUNT)))  # fmt: skip
     recipe = replace(recipe, sources=(*recipe.sources, Source(str(bare), keep=("score",))))
     report = build_corpus(recipe, tmp_path / "corpus", workers=0)
-    assert report.dropped == {"no score": 3}
+    assert report.dropped == {"no score": 3, "no domain": 1}
 
 
 def test_too_many_domains_are_rejected(raw, tmp_path, monkeypatch):
