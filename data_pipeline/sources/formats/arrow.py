@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 from data_pipeline.document import Document
 from data_pipeline.sources.compression import compression_of
-from data_pipeline.sources.content import EMPTY, open_file
+from data_pipeline.sources.content import EMPTY, expansion_error, open_file
 from data_pipeline.sources.formats.columns import Row, arrow_message, documents_of_rows, required_columns, to_python
-from data_pipeline.sources.source import Span
+from data_pipeline.sources.source import InputFile, Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord, require_library
 
 FILE_MAGIC = b"ARROW1"
@@ -36,6 +36,8 @@ class _Message:
     stop: int
     rows: int
     """Number of rows of a record batch."""
+    compressed: tuple[int, ...]
+    """First byte of each compressed buffer in the message; a buffer starts with its size, int64."""
 
 
 def read_arrow(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
@@ -51,7 +53,7 @@ def read_arrow(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
         try:
             messages = _messages(stream, span, handler)
             schema = next(messages)
-            head = _read(stream, schema)
+            head = _read(stream, schema, span.file)
             columns = required_columns(_open(head).schema, span.file.source)
         except (ArrowException, OSError, StopIteration) as error:
             raise _not_arrow(arrow_message(error)) from None
@@ -74,12 +76,13 @@ def _rows(
     first = 0
     for message in messages:
         if message.kind == DICTIONARY:  # record batches after it may refer to it
-            head += _read(stream, message)
+            head += _read(stream, message, span.file)
         row, first = first, first + message.rows
         if message.kind != RECORD_BATCH or not span.start <= message.start < span.end:
             continue
+        content = _read(stream, message, span.file)
         try:
-            [batch] = _open(head + _read(stream, message) + END_OF_STREAM)
+            [batch] = _open(head + content + END_OF_STREAM)
             for values in zip(*(to_python(_checked(batch.column(name))) for name in columns), strict=True):
                 yield row, dict(zip(columns, values, strict=True))
                 row += 1
@@ -95,9 +98,16 @@ def _open(content: bytes) -> Any:
     return pyarrow.ipc.open_stream(io.BytesIO(content))
 
 
-def _read(stream: BinaryIO, message: _Message) -> bytes:
+def _read(stream: BinaryIO, message: _Message, file: InputFile) -> bytes:
+    """Read a message; raise `Unreadable` if its buffers would fill the memory, because Arrow decompresses all."""
     stream.seek(message.start)
-    return stream.read(message.stop - message.start)
+    content = stream.read(message.stop - message.start)
+    if (
+        sum(int.from_bytes(content[at : at + 8], "little", signed=True) for at in message.compressed)
+        > file.max_unpacked
+    ):
+        raise expansion_error(file)
+    return content
 
 
 def _checked(column: Any) -> Any:
@@ -150,12 +160,24 @@ def _parse_message(metadata: bytes, start: int) -> _Message:
     kind = _number(metadata, _field(metadata, table, 1), 1)
     header = _field(metadata, table, 2)
     body = _field(metadata, table, 3)
-    rows = 0
-    if kind == RECORD_BATCH:
-        length = _field(metadata, header + _number(metadata, header, 4), 0)
-        rows = _number(metadata, length, 8) if length else 0
-    stop = start + 8 + len(metadata) + (_number(metadata, body, 8) if body else 0)
-    return _Message(kind, start, stop, rows)
+    size, rows, compressed = 8 + len(metadata), 0, []
+    if kind in (DICTIONARY, RECORD_BATCH):
+        batch = _reference(metadata, header)
+        if kind == DICTIONARY:
+            batch = _reference(metadata, _field(metadata, batch, 1))
+        length = _field(metadata, batch, 0)
+        rows = _number(metadata, length, 8) if length and kind == RECORD_BATCH else 0
+        if _field(metadata, batch, 3):  # compression
+            buffers = _reference(metadata, _field(metadata, batch, 2))
+            places = (buffers + 4 + 16 * index for index in range(_number(metadata, buffers, 4)))
+            compressed = [size + _number(metadata, at, 8) for at in places if _number(metadata, at + 8, 8)]
+    stop = start + size + (_number(metadata, body, 8) if body else 0)
+    return _Message(kind, start, stop, rows, tuple(compressed))
+
+
+def _reference(data: bytes, at: int) -> int:
+    """Return the position of the table or vector to which a field of a flatbuffer refers."""
+    return at + _number(data, at, 4)
 
 
 def _field(data: bytes, table: int, index: int) -> int:

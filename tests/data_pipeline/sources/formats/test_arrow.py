@@ -74,6 +74,17 @@ def test_damaged_batch_is_dropped(tmp_path, refusal):
     assert "a.arrow row 0 starts a damaged part" in refusal(path)
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
+def test_buffers_that_expand_too_much_are_rejected(kind, tmp_path, monkeypatch, refusal):
+    """Arrow would decompress 4 MB from a few kB, up to any size."""
+    monkeypatch.setattr("data_pipeline.sources.source.MIN_UNPACKED", 1 << 20)
+    table = pa.table({"text": pa.array(["a" * (4 << 20)]).cast(kind)})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema, options=options) as writer:
+        writer.write_table(table)
+    assert "expands from" in refusal(tmp_path / "a.arrow")
+
+
 def test_other_files_are_dropped(tmp_path, refusal):
     content = stream(tmp_path / "a.arrow").read_bytes()
     for invalid in (b"no arrow at all", content[:50], content[:4] + b"\x10\0\0\0" + b"\xff" * 16, b"ARROW1"):
