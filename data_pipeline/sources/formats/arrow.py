@@ -169,8 +169,8 @@ def _parse_message(metadata: bytes, start: int) -> _Message:
         rows = _number(metadata, length, 8) if length and kind == RECORD_BATCH else 0
         if _field(metadata, batch, 3):  # compression
             buffers = _reference(metadata, _field(metadata, batch, 2))
-            places = (buffers + 4 + 16 * index for index in range(_number(metadata, buffers, 4)))
-            compressed = [size + _number(metadata, at, 8) for at in places if _number(metadata, at + 8, 8)]
+            records = (buffers + 4 + 16 * index for index in range(_number(metadata, buffers, 4)))
+            compressed = [size + _number(metadata, at, 8) for at in records if _number(metadata, at + 8, 8)]
     stop = start + size + (_number(metadata, body, 8) if body else 0)
     return _Message(kind, start, stop, rows, tuple(compressed))
 
