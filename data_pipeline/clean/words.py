@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -24,7 +25,7 @@ AT_ONCE = 1 << 14
 """Number of characters or words that are split at a time, so that intermediate arrays stay in the processor's cache."""
 WORD_BYTES = 8
 MAX_HASHED_BYTES = 128
-"""Maximum bytes of a word that are hashed, in addition to its length. Longer words are not natural."""
+"""Maximum bytes of a word that numpy hashes. The rest of longer words, such as Thai sentences, is hashed one by one."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 SHIFTS = np.array([30, 27, 31], np.uint64)
@@ -92,12 +93,16 @@ class Words:
     @cached_property
     def hashes(self) -> np.ndarray:
         """Hashes of the words, uint64 [words]."""
-        padded = self._lowercase() + bytes(MAX_HASHED_BYTES)
+        encoded = self._lowercase()
+        padded = encoded + bytes(MAX_HASHED_BYTES)
         eight = np.ndarray(len(padded) - WORD_BYTES + 1, "<u8", padded, strides=(1,))
         hashes = np.empty(len(self), np.uint64)
         for begin in range(0, len(self), AT_ONCE):
             block = slice(begin, begin + AT_ONCE)
             hashes[block] = _hash_words(eight, self.starts[block], self.ends[block] - self.starts[block])
+        for word in np.flatnonzero(self.ends - self.starts > MAX_HASHED_BYTES):
+            remainder = encoded[self.starts[word] + MAX_HASHED_BYTES : self.ends[word]]
+            hashes[word] ^= np.uint64(int.from_bytes(hashlib.blake2b(remainder, digest_size=8).digest(), "little"))
         return hashes
 
     def ngrams(self, size: int) -> np.ndarray:
@@ -190,8 +195,8 @@ def reduce_per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) ->
 
 
 def _hash_words(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the hashes of words, uint64 [words], from the eight bytes at each offset: the first sixteen bytes at once,
-    then the rest."""
+    """Return the hashes of the first MAX_HASHED_BYTES of words and of their sizes, uint64 [words], from the eight bytes
+    at each offset: the first sixteen bytes at once, then the rest."""
     own = np.minimum(sizes, MAX_HASHED_BYTES)
     hashes = eight[starts] & FIRST_BYTES[own]
     hashes *= MULTIPLIER
