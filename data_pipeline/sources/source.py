@@ -60,6 +60,8 @@ class Source:
     HTML: codec of pages that are not UTF-8; it takes precedence over the codec that a page declares."""
     delimiter: str | None = None
     """Delimiter of CSV files, one character. Default: tab for `.tsv`, else comma."""
+    quotes: bool = True
+    """Whether quotation marks of CSV files enclose fields. If false they are text, as in most files of translations."""
     columns: tuple[str, ...] = ()
     """Column names of CSV files that have no header line."""
     html: Html = "main"

@@ -51,18 +51,21 @@ def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> It
     """Yield the rows of a CSV file that are not empty, with the offsets of their first bytes."""
     csv.field_size_limit(sys.maxsize)  # `_LineIterator` limits the size of the whole row
     lines = _LineIterator(read_lines(span, encoding), span.file.source)
+    quoting = csv.QUOTE_MINIMAL if span.file.source.quotes else csv.QUOTE_NONE
     # Strict, because a stray quote would otherwise silently merge the following rows into its field.
-    rows = csv.reader(lines, delimiter=_delimiter_of_file(span.file), strict=True)
+    rows = csv.reader(lines, delimiter=_delimiter_of_file(span.file), quoting=quoting, strict=True)
     while True:
-        lines.first, lines.size = None, 0
+        lines.first, lines.size, lines.count = None, 0, 0
         try:
             row = next(rows, None)
         except UnreadableRecord as error:
             handler.handle_line(lines.first or 0, error)
         except csv.Error as error:
-            handler.handle_line(
-                lines.first or 0, UnreadableRecord("not CSV", f"starts invalid CSV ({error})", "correct it")
-            )
+            lost = f"; lines lost after it: {lines.count - 1:,}" if lines.count > 1 else ""
+            problem, remedy = f"starts invalid CSV ({error}){lost}", "correct it"
+            if span.file.source.quotes:
+                remedy += ", or set `quotes: false` if quotation marks are part of the text"
+            handler.handle_line(lines.first or 0, UnreadableRecord("not CSV", problem, remedy))
         else:
             if row is None:
                 return
@@ -80,12 +83,15 @@ class _LineIterator:
         self.first: int | None = None
         self.size = 0
         """Bytes of the current row read so far."""
+        self.count = 0
+        """Lines of the current row read so far."""
 
     def __iter__(self) -> Iterator[str]:
         return self
 
     def __next__(self) -> str:
         offset, line = next(self.lines)
+        self.count += 1
         if self.first is None:
             self.first = offset
         if line is None or (size := self.size + len(line)) > max_line_bytes(self.source):

@@ -70,6 +70,18 @@ def test_invalid_row_is_dropped(row, reason, message, tmp_path, refusal):
 def test_unclosed_quote_is_dropped(tmp_path):
     result = reading(written(tmp_path / "a.csv", 'text\none\n"two\nthree\n'))
     assert (result.texts, result.counts) == (["one"], {"not CSV": 1})
+    assert result.dropped.messages["not CSV"] == (
+        "starts invalid CSV (unexpected end of data); lines lost after it: 1: correct it, or set `quotes: false` if "
+        "quotation marks are part of the text"
+    )
+
+
+def test_quotes_may_be_text(tmp_path):
+    """Files of translations separate columns by tabs and quote nothing."""
+    path = written(tmp_path / "a.tsv", '"Good day\t"Guten Tag"\n"Yes," he said.\t"Ja", sagte er.\n')
+    pairs = reading(path, columns=("en", "de"), parts=("en", "de"), quotes=False)
+    assert pairs.texts == ['"Good day\n"Guten Tag"', '"Yes," he said.\n"Ja", sagte er.']
+    assert not pairs.counts
 
 
 def test_too_long_csv_line_is_dropped(tmp_path, monkeypatch, chunk_bytes):
