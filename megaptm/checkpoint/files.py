@@ -56,7 +56,8 @@ class UnreadableError(StorageError):
 
 
 class NotSavedError(StorageError):
-    """Raised if the storage keeps failing while a checkpoint is written. The run can continue and save a later step."""
+    """Raised if the storage keeps failing, or is full, while a checkpoint is written. The run can continue and save a
+    later step."""
 
 
 class HashedWriter:
@@ -255,9 +256,6 @@ def storage_errors(action: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in FULL_DISK:
-            problem = f"{describe_full_disk(error, folder)}, or move the run folder to another disk"
-            raise StorageError(f"cannot {action}: {problem}; earlier checkpoints are intact.") from error
         path = error.filename or folder
         raise StorageError(f"cannot {action}: {path}: {error.strerror or error}") from error
 
@@ -266,7 +264,8 @@ def write_with_retries(action: str, folder: Path, work: Callable[[], T]) -> T:
     """Return the result of `work`, which writes a checkpoint and is retried while the storage fails, so it must be
     repeatable. `action` describes it.
 
-    Raises `NotSavedError` if the storage keeps failing, and `StorageError` like `storage_errors` for permanent errors.
+    Raises `NotSavedError` if the storage keeps failing or is full, and `StorageError` like `storage_errors` for other
+    permanent errors.
     """
 
     def refuse(error: Exception) -> None:
@@ -279,6 +278,11 @@ def write_with_retries(action: str, folder: Path, work: Callable[[], T]) -> T:
             return retry_call(work, target=str(folder), retry=WRITE_RETRY, refuse=refuse, remedy=remedy)
         except OutageError as error:
             raise NotSavedError(f"cannot {action}: {error}") from error
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            problem = f"{describe_full_disk(error, folder)}, or move the run folder to another disk"
+            raise NotSavedError(f"cannot {action}: {problem}; earlier checkpoints are intact.") from error
 
 
 def human_bytes(count: float) -> str:

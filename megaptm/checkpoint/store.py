@@ -42,6 +42,7 @@ from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed, find_without_manifest
 from megaptm.checkpoint.files import (
     DamagedError,
+    NotSavedError,
     StorageError,
     free_bytes,
     human_bytes,
@@ -124,7 +125,8 @@ class Store:
         """Prepare to write a checkpoint, on one rank before all ranks write: clean up, make room, create the folder.
 
         Makes room for `expected_bytes`, by default the size of the newest checkpoint. If there is too little,
-        checkpoints that exceed `keep` after this one are removed early; the newest always stays.
+        checkpoints that exceed `keep` after this one are removed early; the newest always stays. Raises `NotSavedError`
+        if that is not enough.
         """
         self._require_ownership("prepare a checkpoint")
 
@@ -365,7 +367,7 @@ class Store:
                 self.keep,
             )
         if needed > (free := free_bytes(self.folder)):
-            raise StorageError(
+            raise NotSavedError(
                 f"the checkpoint of step {step} needs {human_bytes(needed)}, but {self.folder} has {human_bytes(free)} "
                 f"free: free {human_bytes(needed - free)} more there, or move {self.run} to a larger disk; "
                 f"{self._describe_lower_keep(needed - free)}."

@@ -1,5 +1,5 @@
-"""A disk that fills up ends a run with one sentence. Earlier checkpoints are intact, and the run continues with
-space."""
+"""A run on a disk that fills up goes on without saving. Its end is one sentence, earlier checkpoints are intact, and it
+continues with space."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def run_jobs(disk, corpus):
     assert finish("train", *words, "train.stop_at=10").returncode == 75
     _fill(ballast, leaving=LEFT_BYTES)
     other = disk / "other"
-    often = ("train.steps=200", "checkpoint.every=5", "model.layers=2", "layout.pipeline=2")
+    often = ("train.steps=40", "checkpoint.every=5", "model.layers=2", "layout.pipeline=2")
     filling_run = finish("train", *arguments("gpt2", other, corpus, *often))
     left_files = [path.name for path in (other / "checkpoints").iterdir()]
     shutil.rmtree(other)
@@ -82,11 +82,16 @@ def _fill(ballast, *, leaving):
         file.write(bytes(status.f_bavail * status.f_frsize - leaving))
 
 
-def test_disk_that_fills_up_is_one_sentence(outcome):
+def test_run_on_a_full_disk_goes_on_without_saving(outcome):
     assert outcome.filling_run.returncode == 2
+    warnings = [
+        line for line in outcome.filling_run.stderr.splitlines() if " was not saved: cannot write rank-0000" in line
+    ]
+    assert [f"step {step} was" in warning for step, warning in zip(range(5, 41, 5), warnings, strict=False)] == [
+        True
+    ] * 8
     [sentence] = [line for line in outcome.filling_run.stderr.splitlines() if line.startswith("error: ")]
-    assert "cannot write rank-0000" in sentence
-    assert "of step 5" in sentence
+    assert sentence.startswith("error: the run ends at step 40, which was not saved: cannot write rank-0000")
     assert "Traceback" not in outcome.filling_run.stderr
     assert outcome.left_files == []
 
