@@ -102,6 +102,10 @@ class BatchSchedule:
         """Return the index of the first sample of a step: samples trained on before it, and skipped samples."""
         return self.num_trained(step) + sum(batches * self.size(at) for at, batches in self.skips if at <= step)
 
+    def samples_of(self, first_step: int, last_step: int) -> tuple[int, int]:
+        """Return the indexes of the first and the last sample of some steps, between which no batch is skipped."""
+        return self.first_sample(first_step), self.first_sample(last_step) + self.size(last_step) - 1
+
     def steps_in(self, samples: int) -> int:
         """Return the number of steps of a run that a number of samples suffices for."""
         level = _levels_of(self)[bisect_right(_levels_of(self), samples, key=lambda level: level.sample) - 1]

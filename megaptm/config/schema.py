@@ -186,12 +186,13 @@ class LossScaleConfig(Section):
 
 
 class SpikeConfig(Section):
-    """Reaction to a spike: a loss or gradient norm far above those of the steps before."""
+    """Reaction to a spike: a loss or gradient norm far above those of the steps before, or one that is not finite."""
 
     action: Literal["warn", "skip-step", "roll-back", "stop"] = "warn"
     """warn: report it; skip-step: also leave weights and moments unchanged; roll-back: return to the last checkpoint
     and skip the batches from there to the spike, at most three times from one checkpoint; stop: end the run, with the
-    weights from before the spike unsaved."""
+    weights from before the spike unsaved. A loss or gradient that is not finite ends the run with warn, and the fourth
+    in a row with skip-step."""
     sigmas: Annotated[float, Field(gt=0.0)] = 6.0
     """Minimum number of standard deviations by which a spike exceeds the mean of the window."""
     window: Annotated[int, Field(ge=16, le=10_000)] = 128

@@ -124,9 +124,16 @@ class Engine:
             if self.loss_scale is not None and self.loss_scale.skip():
                 return replace(result, is_skipped=True)
             not_finite = ", ".join(f"{name} {mean}" for name, mean in losses.items() if not math.isfinite(mean))
+            named = f" ({not_finite})" if not_finite else ""
+            if self.spikes is not None and self.spikes.may_go_on():
+                description = f"loss {loss:.6g}{named}, gradient norm {norm:.6g}"
+                if self.spikes.action == "roll-back":
+                    raise RollBackError(description)
+                # Unlike a spike of finite values, it must not change recurrence caches.
+                return replace(result, spike=description, is_skipped=True)
             raise DivergedError(
-                f"step {step + 1} was rejected and changed no weight: its loss is {loss:.6g}"
-                f"{f' ({not_finite})' if not_finite else ''} and its gradient norm is {norm}; {REMEDY}"
+                f"step {step + 1} was rejected and changed no weight: its loss is {loss:.6g}{named} and its gradient "
+                f"norm is {norm}; {REMEDY}"
             )
         # All processes decide by the same bits.
         if self.spikes is not None and (spike := self.spikes.find(loss=shared_loss, gradient_norm=norm)) is not None:

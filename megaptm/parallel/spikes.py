@@ -10,6 +10,8 @@ from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import SpikeConfig
 from megaptm.parallel.groups import Ranks
 
+MAX_NOT_FINITE = 3
+"""Number of consecutive steps whose loss or gradient is not finite that a run may skip. Then text is not the cause."""
 NAME = "spikes"
 """Name of the state in checkpoints, [2, n + 1]: losses and gradient norms of the last n steps; in the last column the
 number of skipped steps."""
@@ -29,9 +31,12 @@ class Spikes:
         """Losses and gradient norms of at most `window` steps, the newest last."""
         self.skipped = 0
         """Number of steps that were skipped because of a spike."""
+        self._num_not_finite = 0
+        """Number of the last steps whose loss or gradient norm was not finite."""
 
     def find(self, *, loss: float, gradient_norm: float) -> str | None:
         """Return a description of the spike if a step is one. Remember its values."""
+        self._num_not_finite = 0
         current = torch.tensor([loss, gradient_norm], dtype=torch.float64)
         before = self._values
         self._values = torch.cat([before, current[:, None]], 1)[:, -self._config.window :]
@@ -45,6 +50,14 @@ class Spikes:
                 ratio = f"{(value - mean) / deviation:.3g}" if deviation else "infinitely many"
                 return f"{name} {value:.6g}, {ratio} standard deviations above the mean {mean:.6g}"
         return None
+
+    def may_go_on(self) -> bool:
+        """Whether the run may go on without a step whose loss or gradient norm is not finite: such a step is a spike.
+        Counts it."""
+        self._num_not_finite += 1
+        may_skip = self.action == "skip-step" and self._num_not_finite <= MAX_NOT_FINITE
+        self.skipped += may_skip
+        return may_skip or self.action == "roll-back"
 
     def pieces(self, ranks: Ranks) -> Iterator[TensorPiece]:
         """Yield the state for a checkpoint, on one rank, if spikes change what is trained."""

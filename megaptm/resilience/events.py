@@ -174,6 +174,8 @@ class SpikeEvent(Event, kind="spike"):
     description: str
     skipped: bool
     """Whether the step changed no weight."""
+    samples: Sequence[int] = ()
+    """Indexes of the first and the last sample of the step, in the order of the run."""
 
 
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
@@ -201,6 +203,8 @@ class BackEvent(Event, kind="back"):
     """Number of batches that are skipped before the next step."""
     spike: str | None = None
     """Spike because of which the run returned by itself."""
+    samples: Sequence[int] = ()
+    """Indexes of the first and the last sample that are skipped because of the spike."""
 
 
 class BranchEvent(Event, kind="branch"):

@@ -83,9 +83,9 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         events.write(BackEvent(step=step, from_step=last, skip=skip))
 
 
-def roll_back(run: Path, *, step: int, from_step: int, spike: str, events: Events) -> str:
+def roll_back(run: Path, *, step: int, from_step: int, spike: str, samples: tuple[int, int], events: Events) -> str:
     """Let a run whose step `from_step` is a spike continue from the checkpoint of `step`, its newest, and skip the
-    batches from there to the spike. Return a message.
+    batches from there to the spike. Return a message. `samples`: first and last sample of these batches.
 
     Called by the rank that holds the lock of the run. Raise `UserError` after `MAX_ROLL_BACKS` returns to the
     checkpoint.
@@ -104,7 +104,7 @@ def roll_back(run: Path, *, step: int, from_step: int, spike: str, events: Event
     skips = {int(key): batches for key, batches in (values["train"].get("skip_batches") or {}).items()}
     skip = skips.get(step, 0) + from_step - step
     write_recipe(run, {**values, "train": {**values["train"], "skip_batches": {**skips, step: skip}}})
-    events.write(BackEvent(step=step, from_step=from_step, skip=skip, spike=spike))
+    events.write(BackEvent(step=step, from_step=from_step, skip=skip, spike=spike, samples=samples))
     return f"spike, {spike}; the run returns to the checkpoint of step {step:,} and skips {skip:,} batches there"
 
 

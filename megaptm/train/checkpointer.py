@@ -211,7 +211,8 @@ class Checkpointer:
 
     def _roll_back(self, from_step: int, spike: str, events: Events) -> str:
         step = max(self.store.steps(), default=0)
-        return roll_back(self.store.run, step=step, from_step=from_step, spike=spike, events=events)
+        samples = self.config.batch_schedule.samples_of(step, from_step - 1)
+        return roll_back(self.store.run, step=step, from_step=from_step, spike=spike, samples=samples, events=events)
 
     def _report_storage_failure(self, work: Callable[[], object]) -> str | None:
         """Call `work`, a part of saving a checkpoint. If it raises that the checkpoint could not be written, report

@@ -190,8 +190,10 @@ def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResu
     try:
         with run.during("step"), run.profiler.profile_step(step + 1):
             return run.engine.train_step(batches, step=step, lr=rate)
-    except DivergedError:
-        _finish_saving(run)
+    except (DivergedError, RollBackError) as rejected:
+        _refuse_deviation(run, f" when step {step + 1:,} was rejected")
+        if isinstance(rejected, DivergedError):
+            _finish_saving(run)
         raise
 
 
@@ -210,14 +212,21 @@ def _check_replicas(run: Training, step: int, *, saves: bool) -> None:
     """Compare the replicas of the weights if it is time, or if they are about to be saved. Raise ReplicaError on all
     ranks if they differ."""
     every = run.config.train.check_replicas_every
-    if every is None or not (saves or step % every == 0):
+    if saves or (every is not None and step % every == 0):
+        _refuse_deviation(run, f" after step {step:,}, which is not saved")
+
+
+def _refuse_deviation(run: Training, when: str) -> None:
+    """Compare the replicas of the weights, unless the config says never. Raise ReplicaError on all ranks if they
+    differ. A rejected step may be the consequence of a deviation: then no text is to be skipped."""
+    if run.config.train.check_replicas_every is None:
         return
     try:
         with run.during("step"):
             run.engine.check_replicas()
     except ReplicaError as error:
         _finish_saving(run)
-        raise ReplicaError(f"{error} after step {step:,}, which is not saved; {AFTER_DEVIATION}") from None
+        raise ReplicaError(f"{error}{when}; {AFTER_DEVIATION}") from None
 
 
 def _write_trace(run: Training, step: int) -> None:

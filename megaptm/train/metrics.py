@@ -151,7 +151,10 @@ class StepReport(Callback):
         self._report_epochs(step)
         self._report_weights(step)
         if result.spike is not None:
-            self.events.write(SpikeEvent(step=step, description=result.spike, skipped=result.is_skipped))
+            samples = self.config.batch_schedule.samples_of(step - 1, step - 1)
+            self.events.write(
+                SpikeEvent(step=step, description=result.spike, skipped=result.is_skipped, samples=samples)
+            )
             self._screen.note(step, f"{'skipped: ' if result.is_skipped else ''}spike, {result.spike}")
         elif result.is_skipped:
             assert result.loss_scale is not None
@@ -162,8 +165,11 @@ class StepReport(Callback):
                 self.tracker.log_metrics(step, result.metrics)
             self._screen.advance(step)
             return
-        samples = self.config.batch_schedule.num_trained(step)
-        steps, num_samples = step - self._since_step, samples - self.config.batch_schedule.num_trained(self._since_step)
+        num_trained = self.config.batch_schedule.num_trained(step)
+        steps, num_samples = (
+            step - self._since_step,
+            num_trained - self.config.batch_schedule.num_trained(self._since_step),
+        )
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
@@ -182,8 +188,8 @@ class StepReport(Callback):
             "peak_memory_bytes": float(peak_memory_bytes()),
             "data_wait_seconds": waited / steps,
             "step_seconds": seconds / steps,
-            "samples": float(samples),
-            **self._count_tokens(step, samples),
+            "samples": float(num_trained),
+            **self._count_tokens(step, num_trained),
             **result.metrics,
             "seconds_left": self._seconds_left(step, seconds / steps),
             "effective_time": self._effective.share(self.seconds.productive),

@@ -1,5 +1,6 @@
 """Steps whose loss or gradient norm is far above those before are are_spikes, and skipped on all ranks."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from megaptm.config import Layout, SpikeConfig
 from megaptm.parallel.groups import Ranks
-from megaptm.parallel.spikes import NAME, Spikes
+from megaptm.parallel.spikes import MAX_NOT_FINITE, NAME, Spikes
 from megaptm.parallel.step_result import DivergedError
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny
@@ -31,13 +32,13 @@ def weights(engine):
     return {piece.name: piece.data.clone() for piece in engine.pieces() if piece.name != NAME}
 
 
-def train_with_spike(layout, action):
-    """Train with gradients a thousand times as large in one step."""
+def train_with_spike(layout, action, weight=1000.0):
+    """Train with gradients a thousand times as large, or NaN, in one step."""
     engine = build(layout, action)
     results = []
     for step in range(STEPS):
         batches = micro_batches(batch("gpt2", step), layout, engine.ranks.data) if engine.ranks.tensor == 0 else None
-        engine.set_loss_weights({"lm": 1000.0 if step == SPIKED else 1.0})
+        engine.set_loss_weights({"lm": weight if step == SPIKED else 1.0})
         try:
             results.append(engine.train_step(batches, step=step, lr=ADAM.lr))
         except DivergedError as error:
@@ -66,6 +67,31 @@ def test_spike_is_skipped_on_all_ranks(name):
         assert [result.is_skipped for result in results] == [step == SPIKED for step in range(STEPS)]
         assert "standard deviations above the mean" in results[SPIKED].spike
         assert all(torch.equal(tensors[name], expected_tensors[name]) for name in expected_tensors)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_step_with_nan_is_skipped_on_all_ranks(name):
+    layout = LAYOUTS[name]
+    expected = run_ranks(layout.processes, train_without_step, layout)
+    for (results, tensors), expected_tensors in zip(
+        run_ranks(layout.processes, train_with_spike, layout, "skip-step", math.nan), expected, strict=True
+    ):
+        assert [result.is_skipped for result in results] == [step == SPIKED for step in range(STEPS)]
+        assert results[SPIKED].spike == "loss nan, gradient norm nan"
+        assert all(torch.equal(tensors[name], expected_tensors[name]) for name in expected_tensors)
+
+
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_step_with_nan_ends_a_run_that_skips_no_steps(action):
+    [(message, _)] = run_ranks(1, train_with_spike, LAYOUTS["one process"], action, math.nan)
+    assert message.startswith("step 10 was rejected and changed no weight: its loss is nan")
+
+
+def test_few_consecutive_steps_with_nan_are_skipped():
+    spikes = Spikes(SpikeConfig(action="skip-step"))
+    assert [spikes.may_go_on() for _ in range(MAX_NOT_FINITE + 1)] == [True] * MAX_NOT_FINITE + [False]
+    spikes.find(loss=3.0, gradient_norm=1.0)
+    assert spikes.may_go_on()
 
 
 def test_spike_is_reported_and_trained_by_default():

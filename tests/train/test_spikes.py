@@ -34,6 +34,9 @@ def test_resumed_run_skips_the_same_steps(real_corpus, tmp_path):
     assert steps
     assert min(steps) > 8
     assert not {*steps} & losses(uninterrupted).keys()
+    assert [event["samples"] for event in read_events(uninterrupted) if event["kind"] == "spike"] == [
+        [12 * (step - 1), 12 * step - 1] for step in steps
+    ]
     train("cut", f"train.stop_at={steps[0]}", code=75)
     cut = train("cut", "layout.data=1", "layout.tensor=2")
     assert resumed_at(cut) == [steps[0]]
@@ -77,11 +80,45 @@ def test_run_rolls_back_before_a_spike_and_skips_its_batches(real_corpus, tmp_pa
     assert {step: values[-1:] for step, values in losses(tmp_path / "repeated").items()} == last
 
 
+POISON = """
+import megaptm
+import torch
+from megaptm.parallel.engine import Engine
+
+forward_backward = Engine._forward_backward
+
+
+def poison(engine, *arguments, step):
+    result = forward_backward(engine, *arguments, step=step)
+    if step == 13 and torch.distributed.get_rank() == 0:
+        engine.optimizer.parts[0].parameter.main_grad.view(-1)[0] = torch.nan
+    return result
+
+
+class Poison(megaptm.Callback):
+    def on_run_start(self, run):
+        Engine._forward_backward = poison
+"""
+
+
+def test_run_rolls_back_before_a_nan(real_corpus, tmp_path, monkeypatch):
+    (tmp_path / "poison.py").write_text(POISON)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *ROLLS_BACK, "train.spikes.sigmas=99")
+    megaptm("train", *words, "callbacks=[poison:Poison]", code=75)
+    [back] = returns(tmp_path / "run")
+    assert (back["step"], back["from_step"]) == (12, 14)
+    assert back["spike"].startswith("loss 6.")
+    assert back["spike"].endswith(", gradient norm nan")
+    assert back["samples"] == [12 * 12, 14 * 12 - 1]
+
+
 def test_run_ends_after_three_returns_to_a_checkpoint(tmp_path):
     config = load(ROOT / "configs/gpt2/tiny.yaml", ["train.skip_batches={8: 2}"])
     (tmp_path / CONFIG).write_text(config_to_yaml(config))
     with Events(tmp_path) as events:
-        spike = {"step": 8, "spike": "loss 9", "events": events}
+        spike = {"step": 8, "spike": "loss 9", "samples": (96, 107), "events": events}
         for from_step in (9, 10, 11):
             roll_back(tmp_path, from_step=from_step, **spike)
         assert load_run(tmp_path / CONFIG).train.skip_batches == {8: 2 + 1 + 2 + 3}
