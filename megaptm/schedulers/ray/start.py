@@ -6,6 +6,7 @@ longer.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -29,7 +30,7 @@ PAUSE_SECONDS = 2.0
 ATTEMPT_SECONDS = 45.0
 """Minimum seconds of an attempt to start Ray, even if the limit is shorter. Ray gives up after 30, but tries to reach
 the head of a cluster for a quarter of an hour."""
-TAKEN_PORT = re.compile(r"Failed to start the grpc server\. The specified port is (\d+)")
+PORT = re.compile(r"--(?:[a-z-]+-)?port=(\d+)")
 STARTED = b"Ray runtime started"
 PRIORITY = {"RAY_worker_niceness": "0"}
 """Environment with which workers have the normal priority. By default they have the lowest, so that other programs of
@@ -100,7 +101,19 @@ def start_ray(options: list[str]) -> int:
         start.kill_remaining()
         if code == EXIT_USER_ERROR:  # click's exit code for invalid options
             return code
-        retries.wait(start.error or start.last_output or f"exit code {code}")
+        retries.wait(_taken_port(options) or start.last_output or f"exit code {code}")
+
+
+def _taken_port(options: list[str]) -> str | None:
+    """Return a message that names the port of these options that another program uses, if any. Ray does not always
+    print it."""
+    for port in (int(match[1]) for option in options if (match := PORT.fullmatch(option))):
+        try:
+            socket.create_server(("", port)).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return f"port {port} is in use"
+    return None
 
 
 class _StartAttempt:
@@ -108,7 +121,7 @@ class _StartAttempt:
 
     def __init__(self, options: list[str]) -> None:
         self.succeeded, self.stop_requested = threading.Event(), False
-        self.error = self.last_output = ""
+        self.last_output = ""
         self._mark = secrets.token_hex(8)
         self._process = subprocess.Popen(
             module_command("ray.scripts.scripts", "start", *options),
@@ -154,8 +167,6 @@ class _StartAttempt:
             sys.stderr.buffer.flush()
             if text := line.decode(errors="replace").strip():
                 self.last_output = text[:200]
-                if port := TAKEN_PORT.search(text):
-                    self.error = f"port {port[1]} is in use"
             if STARTED in line:
                 self.succeeded.set()
                 print("Ray runs on this node.", flush=True)
