@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 from data_pipeline.document import Document
 from data_pipeline.sources.compression import without_compression
@@ -51,7 +52,7 @@ def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> It
     """Yield the rows of a CSV file that are not empty, with the offsets of their first bytes."""
     csv.field_size_limit(sys.maxsize)  # `_LineIterator` limits the size of the whole row
     lines = _LineIterator(read_lines(span, encoding), span.file.source)
-    quoting = csv.QUOTE_MINIMAL if span.file.source.quotes else csv.QUOTE_NONE
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if span.file.source.quotes else csv.QUOTE_NONE
     # Strict, because a stray quote would otherwise silently merge the following rows into its field.
     rows = csv.reader(lines, delimiter=_delimiter_of_file(span.file), quoting=quoting, strict=True)
     while True:
