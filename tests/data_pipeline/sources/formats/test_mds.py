@@ -2,6 +2,7 @@
 tokens: int, meta: json, big: str_int})`, without and with `compression="zstd"`."""
 
 import base64
+import json
 
 import numpy as np
 import pytest
@@ -36,6 +37,17 @@ def test_samples_and_columns_equal_the_writers(name, content, tmp_path):
     first = {"url": "https://a.org", "score": 0.25, "tokens": 3, "meta": {"a": [1]}, "big": 12}
     assert result.documents[0].notes == first
     assert result.documents[1].notes == {"url": "", "score": -1.5, "tokens": 2**40, "big": 10**20}
+
+
+def test_shards_that_the_index_does_not_list_are_skipped(tmp_path):
+    """A dataset was written again with fewer shards, and a shard is there compressed and uncompressed."""
+    for name, content in {"0.mds": SHARD, "0.mds.zstd": COMPRESSED, "1.mds.zstd": COMPRESSED, "2.mds": SHARD}.items():
+        written(tmp_path / "train" / name, content)
+    shards = [{"raw_data": {"basename": f"{n}.mds"}, "zip_data": {"basename": f"{n}.mds.zstd"}} for n in (0, 1)]
+    written(tmp_path / "train" / "index.json", json.dumps({"version": 2, "shards": shards}))
+    result = reading(tmp_path / "train")
+    assert [source.partition("@")[0] for source in result.sources[::3]] == ["train/0.mds", "train/1.mds.zstd"]
+    assert len(result.texts) == 6
 
 
 @pytest.mark.parametrize("part", [40, 100, 300])
