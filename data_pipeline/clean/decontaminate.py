@@ -181,7 +181,7 @@ def _read_evaluation_texts(path: str, step: Decontaminate) -> Iterator[str]:
             if line.strip():
                 yield from _text_fields(line, step.fields, f"{path}:{number}")
     else:
-        yield from content.splitlines() if step.texts == "line" else [content]
+        yield from content.split("\n") if step.texts == "line" else [content]
 
 
 def _text_fields(line: str, names: tuple[str, ...], where: str) -> list[str]:

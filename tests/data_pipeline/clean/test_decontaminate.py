@@ -66,6 +66,13 @@ def test_evaluation_file_as_one_text(tmp_path):
     assert reason(Decontaminate(against=(str(path),), texts="file"), " ".join(WORDS[:14])) == WHY
 
 
+def test_only_a_newline_ends_an_evaluation_text(tmp_path):
+    """A line separator inside a text would make two pieces, each too short to be compared."""
+    path = tmp_path / "a.txt"
+    path.write_text(f"{QUESTION}\n{' '.join(WORDS[30:37])}\u2028{' '.join(WORDS[37:44])}\n")
+    assert reason(Decontaminate(against=(str(path),)), " ".join(WORDS[30:44])) == WHY
+
+
 def test_cutting_keeps_distant_text(evaluation):
     step = Decontaminate(against=(evaluation,), cut=True, around=10, min_piece_characters=20)
     before, after = "é" * 40 + " ", " " + "b" * 50
