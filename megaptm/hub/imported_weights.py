@@ -162,8 +162,10 @@ def _rename_parameters(
             continue
         if name in renamed and not torch.equal(renamed[name], tensor):
             other = alias[name] if file_name == name else file_name
+            can_differ = "tie_word_embeddings" in counterpart.fields
+            remedy = "set tie_word_embeddings to false in its config.json" if can_differ else "save the model again"
             raise UserError(
-                f"{where}: {other} differs from {name}, but {counterpart.model} has one parameter for both."
+                f"{where}: {other} differs from {name}, but {counterpart.model} has one parameter for both: {remedy}."
             )
         renamed[name], alias[name] = tensor, file_name
     if unknown:

@@ -145,6 +145,14 @@ def test_untied_output_table_is_refused(copy_folder: Callable[[str], Path]) -> N
     assert "lm_head.weight differs from transformer.wte.weight" in import_error(folder)
 
 
+def test_output_table_that_the_config_ties_is_refused(tmp_path: Path) -> None:
+    """The class of transformers 5 does not tie such tables, and recommends the same change."""
+    model, folder = tiny_model("llama"), tmp_path / "llama"
+    to_hugging_face(model.spec, dict(model.named_parameters()), None, folder)
+    change(folder / "config.json", tie_word_embeddings=True)
+    assert import_error(folder).endswith("for both: set tie_word_embeddings to false in its config.json.")
+
+
 def test_folder_without_model_is_refused(tmp_path: Path) -> None:
     assert import_error(tmp_path / "missing").startswith(f"{tmp_path / 'missing'} does not exist: ")
     assert import_error(tmp_path).startswith(f"{tmp_path} is empty: ")
