@@ -14,7 +14,12 @@ from tests import ROOT
 from tests.train.runs import save_untrained
 
 OWN_PACKAGES = ("megaptm", "data_pipeline")
-PART_OF = {"pydantic_core": "pydantic", "backports": "backports-zstd", "compression": "backports-zstd"}
+PART_OF = {
+    "pynvml": "nvidia-ml-py",
+    "pydantic_core": "pydantic",
+    "backports": "backports-zstd",
+    "compression": "backports-zstd",
+}
 """Module -> library that provides it."""
 BUILT = {"flash-attn", "triton"}
 """Used only if installed, because they are built for a certain GPU and torch."""

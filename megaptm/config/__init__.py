@@ -13,6 +13,7 @@ from megaptm.config.schema import (
     OptimizerConfig,
     SpikeConfig,
     StopConfig,
+    StragglerConfig,
     TrackConfig,
     TrainConfig,
 )

@@ -78,6 +78,7 @@ RESUME_RULES = {
     "train.init_step": OnResume.YES,
     "train.loss_scale": OnResume.YES,
     "train.spikes": OnResume.YES,
+    "train.stragglers": OnResume.YES,
     "train.stop": OnResume.YES,
     "train.deterministic": OnResume.YES,
     "train.attention_kernel": OnResume.YES,

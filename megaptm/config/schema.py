@@ -47,6 +47,7 @@ __all__ = [
     "Shape",
     "SpikeConfig",
     "StopConfig",
+    "StragglerConfig",
     "TrackConfig",
     "TrainConfig",
 ]
@@ -199,6 +200,16 @@ class SpikeConfig(Section):
     """Number of earlier steps that a step is compared with; at least half of them must exist."""
 
 
+class StragglerConfig(Section):
+    """Warning of a straggler: a rank whose own work of a step, without collectives, takes much longer than that of most
+    ranks of its pipeline stage. It is measured every `train.log_every` steps."""
+
+    factor: Annotated[float, Field(gt=1.0)] = 1.5
+    """Minimum seconds of a straggler's work as a multiple of the median."""
+    intervals: Count = 10
+    """Number of measurements in a row in which a rank must be that slow."""
+
+
 class StopConfig(Section):
     """Early stopping: the run ends as complete, with exit code 0, when a validation loss no longer falls."""
 
@@ -246,6 +257,8 @@ class TrainConfig(Section):
     loss_scale: LossScaleConfig | None = None
     """Dynamic loss scale of precision fp16. Default: the default of each of its keys."""
     spikes: SpikeConfig = SpikeConfig()
+    stragglers: StragglerConfig | None = StragglerConfig()
+    """Warning of slow ranks in a run of several processes. null: ranks are not measured."""
     stop: StopConfig | None = None
     """Early stopping by a validation loss. Default: the run has train.steps steps."""
     deterministic: bool = False
@@ -277,9 +290,9 @@ class TrainConfig(Section):
     threads: Count | None = None
     """Number of CPU threads of each process. Default: the machine's cores are divided equally."""
     restarts: Annotated[int, Field(ge=0)] = 3
-    """Number of times that a start on one machine, or a Slurm job within its allocation, starts all ranks again from
-    the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure without a new
-    checkpoint ends the run. Ray has its own limit."""
+    """Number of times that a start on one machine, a Slurm job within its allocation, or a job on Ray starts all ranks
+    again from the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure without a
+    new checkpoint ends the run."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation, callbacks and saving may take 20 times as long. null: never."""

@@ -33,7 +33,8 @@ MARK_COLORS = {"restart": "gray", "change": "purple", "failure": "darkorange", "
 """Colors of the marks of a run in a picture, by kind."""
 METRICS = {"learning rate": "learning_rate", "tokens/s": "tokens_per_second"}
 """Metrics of the panels of a picture, by label."""
-NORMS = ("gradient_norm", "weight_norm", "update_norm")
+GROUPS = ("gradient_norm", "weight_norm", "update_norm", "rank_seconds")
+"""Metrics of the run itself, by the first part of their names, that have panels as those of callbacks have."""
 MAX_POINTS = 2000
 """Maximum points of a curve in a picture."""
 MAX_PANELS = 8
@@ -195,12 +196,12 @@ def _split_repeated(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[s
 
 
 def other_panels(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return panels of further metrics: norms, and those that callbacks recorded, one for each first part of their
-    names."""
+    """Return panels of further metrics: norms, seconds of ranks, and those that callbacks recorded, one for each first
+    part of their names."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for key in dict.fromkeys(key for record in records for key in record):
         group, _, name = key.partition("/")
-        if group in NORMS or group not in OWN_METRICS:
+        if group in GROUPS or group not in OWN_METRICS:
             panels.setdefault(group.replace("_", " "), {})[name] = curve(records, key)
     return dict(list(panels.items())[:MAX_PANELS])
 

@@ -13,7 +13,10 @@ from megaptm.storage import is_finite_number
 KINDS = {
     **dict.fromkeys(("resume", "branch", "back"), "restart"),
     **dict.fromkeys(("change", "schedule", "objective", "weights", "data-moved", "epoch"), "change"),
-    **dict.fromkeys(("hang", "worker-lost", "node-lost", "not-saved", "skipped-step"), "failure"),
+    **dict.fromkeys(
+        ("hang", "worker-lost", "node-lost", "node-excluded", "not-saved", "skipped-step", "straggler", "gpu-fault"),
+        "failure",
+    ),
     **dict.fromkeys(("damaged-checkpoint", "abandoned-checkpoint"), "failure"),
     "spike": "spike",
     **dict.fromkeys(("stop-request", "stop-signal", "interrupt"), "stop"),

@@ -82,6 +82,8 @@ def _metric_table(history: History) -> Table:
         ("model_flops_per_second", "{:.3g}", "model FLOP/s, median"),
         ("mfu", "{:.1%}", "MFU, median"),
         ("gpu_idle_share", "{:.1%}", "time without work for the GPU, last trace"),
+        ("rank_seconds/median", "{:.3g}", "own work of a step of half of the ranks, seconds, median"),
+        ("rank_seconds/slowest", "{:.3g}", "own work of a step of the slowest rank, seconds, median"),
     )
     for key, form, label in rows:
         value = history.median(key) if label.endswith("median") else history.last(key)

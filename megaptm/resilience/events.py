@@ -178,6 +178,27 @@ class SpikeEvent(Event, kind="spike"):
     """Indexes of the first and the last sample of the step, in the order of the run."""
 
 
+class StragglerEvent(Event, kind="straggler"):
+    """Ranks were slow in several measurements in a row. Records the seconds of the slowest one's own work of a step,
+    its wait for data, and the median of its pipeline stage."""
+
+    step: int
+    ranks: Sequence[int]
+    hosts: Sequence[str]
+    seconds: float
+    data_seconds: float
+    median_seconds: float
+
+
+class GpuFaultEvent(Event, kind="gpu-fault"):
+    """NVML reported a fault of the GPU of a rank."""
+
+    rank: int
+    gpu: int
+    host: str
+    problem: str
+
+
 class DamagedCheckpointEvent(Event, kind="damaged-checkpoint"):
     """A checkpoint does not match its hashes and is skipped. It was moved to `path`."""
 
@@ -245,6 +266,8 @@ class WorkerLostEvent(Event, kind="worker-lost"):
     rank: int
     code: int
     problem: str
+    node: str | None = None
+    """Node of the process, if its launcher knows it."""
 
 
 class HangEvent(Event, kind="hang"):
@@ -257,6 +280,8 @@ class HangEvent(Event, kind="hang"):
     seconds: float
     problem: str
     stack: str
+    node: str | None = None
+    """Node of that rank, if its launcher knows it."""
 
 
 class InterruptEvent(Event, kind="interrupt"):
@@ -270,6 +295,12 @@ class NodeLostEvent(Event, kind="node-lost"):
 
     node: str
     ranks: Sequence[int]
+
+
+class NodeExcludedEvent(Event, kind="node-excluded"):
+    """Later starts of this job do not use a node, where ranks crashed or hung repeatedly."""
+
+    node: str
 
 
 class RestartEvent(Event, kind="restart"):

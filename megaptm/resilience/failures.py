@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,10 +138,17 @@ def failed_exits(ends: Sequence[ProcessExit]) -> list[ProcessExit]:
     return [end for end in ends if end.code not in (0, EXIT_CONTINUE)]
 
 
-def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarded: Collection[int]) -> int:
+def report_exits(
+    ends: Sequence[ProcessExit],
+    *,
+    run: Path,
+    logs: Path,
+    forwarded: Collection[int],
+    nodes: Mapping[int, str] | None = None,
+) -> int:
     """Print which processes of a run failed, the root cause first, and return the exit code of the launcher.
 
-    `forwarded`: signals that were passed on to all processes.
+    `forwarded`: signals that were passed on to all processes. `nodes`: node of each rank, if the launcher knows it.
     """
     failed = failed_exits(ends)
     if not failed:
@@ -151,7 +158,8 @@ def report_exits(ends: Sequence[ProcessExit], *, run: Path, logs: Path, forwarde
     if stopped_by is not None:
         return report_stop(stopped_by, run=run)
     with Events(run) as events:
-        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem))
+        node = nodes[cause.rank] if nodes else None
+        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
     if cause.user_error is not None:
         raise UserError(cause.user_error)
     print(printable(describe_failure(cause)), file=sys.stderr)

@@ -61,6 +61,7 @@ OWN_METRICS = frozenset(
             "seconds_left",
             "checkpoint_seconds",
             "gpu_idle_share",
+            "rank_seconds",
             "validation_seconds",
             "effective_time",
         ),

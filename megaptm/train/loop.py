@@ -26,6 +26,7 @@ from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.lost_loader import explain_loss
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
+from megaptm.train.stragglers import Stragglers
 from megaptm.train.training_engine import TrainingEngine
 
 SPENT_ON = {"step": "productive", "saving": "checkpoint"}
@@ -59,6 +60,7 @@ class Training:
     """Callbacks of the run, only on rank 0: the report of each step, and those of the user."""
     heartbeat: Heartbeat
     profiler: StepProfiler
+    stragglers: Stragglers
     end: int
     """Last step of the present phase of the run."""
 
@@ -117,6 +119,8 @@ def train(run: Training, *, start: int) -> int | None:
                 run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests(), is_due
             )
         is_last = is_last or is_complete
+        if (times := run.stragglers.exchange(done)) is not None and run.report is not None:
+            run.report.rank_times(times)
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
         not_saved = None
@@ -188,7 +192,7 @@ def _report_stop(run: Training, step: int) -> None:
 
 def _train_step(run: Training, batches: Any, step: int, rate: float) -> StepResult:
     try:
-        with run.during("step"), run.profiler.profile_step(step + 1):
+        with run.during("step"), run.profiler.profile_step(step + 1), run.stragglers.measure(step + 1):
             return run.engine.train_step(batches, step=step, lr=rate)
     except (DivergedError, RollBackError) as rejected:
         _refuse_deviation(run, f" when step {step + 1:,} was rejected")
@@ -247,7 +251,7 @@ def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] |
     earlier steps can still be saved."""
     try:
         weights = weights_at(run.objective, step)
-        with run.during("data"), run.stop.interrupt_waits():
+        with run.during("data"), run.stragglers.reading_data(), run.stop.interrupt_waits():
             return (next(run.microbatches), weights), None
     except LostWorkerError as error:
         return None, explain_loss(error, run.config)

@@ -42,6 +42,7 @@ from megaptm.train.time_left import TimeLeft
 if TYPE_CHECKING:
     from megaptm.parallel.step_result import StepResult
     from megaptm.train.profiler import StepTrace
+    from megaptm.train.stragglers import RankTimes
 
 
 @dataclass
@@ -283,6 +284,13 @@ class StepReport(Callback):
 
     def note(self, step: int, text: str) -> None:
         self._screen.note(step, text)
+
+    def rank_times(self, times: RankTimes) -> None:
+        """Record the seconds of the ranks' own work of a step, and report ranks that are slow."""
+        self.tracker.log_metrics(times.step, times.metrics)
+        if times.stragglers is not None:
+            self.events.write(times.stragglers)
+            self._screen.note(times.step, times.warning)
 
     def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""

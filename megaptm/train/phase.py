@@ -43,6 +43,7 @@ from megaptm.train.engines import build_engine, build_source
 from megaptm.train.loop import Training
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
+from megaptm.train.stragglers import Stragglers
 
 STOP_SECONDS = 120.0
 """Maximum seconds for which a job that was stopped waits for copies: its scheduler may end it."""
@@ -166,6 +167,7 @@ class Job:
             callbacks=self.callbacks,
             heartbeat=self.heartbeat,
             profiler=StepProfiler(self.run, config.train.profile, rank=self.rank_env.rank),
+            stragglers=Stragglers(config.train.stragglers, engine.ranks, every=config.train.log_every),
             end=phase_end(config, start),
         ), start
 

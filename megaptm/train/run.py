@@ -70,6 +70,7 @@ def _run_rank(
     from megaptm import cpu_tuning
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import device, join, leave
+    from megaptm.train.gpu_watch import watch_gpu
     from megaptm.train.loop import train
     from megaptm.train.peer_watch import watch_each_other
     from megaptm.train.phase import Job
@@ -92,6 +93,7 @@ def _run_rank(
         cpu_tuning.install()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
+    watch_gpu(run, rank_env.rank)
     job = Job(run, config, rank_env, lock, events, stop, heartbeat, callbacks, log, timeout_minutes=minutes)
     job.begin_copies()
     job.enter_due_phases()

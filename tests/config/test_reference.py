@@ -37,6 +37,7 @@ def test_find_sections_and_keys():
         "train.ramp",
         "train.loss_scale",
         "train.spikes",
+        "train.stragglers",
         "train.stop",
         "train.profile",
     ]
