@@ -50,7 +50,7 @@ def inspect_corpus(
     console, corpus = console or Console(), Corpus.open(folder)
     tokenizer = load(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
-    console.print(summary_table(corpus, tokenizer))
+    console.print(corpus_table(corpus, tokenizer))
     if not (kind := _token_type(corpus)).is_label:
         content = "documents" if kind.noun == "document" else f"texts of {kind.noun}s"
         lengths = _document_lengths(corpus, split)
@@ -76,7 +76,7 @@ def _token_type(corpus: Corpus) -> TokenType:
     return find_token_type(corpus.manifest.dtype)
 
 
-def summary_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
+def corpus_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
     """Return a table of a corpus: id, tokenizer, sizes and recipe."""
     table, kind = Table(box=None, show_header=False), _token_type(corpus)
     table.add_row("id", corpus.manifest.id)

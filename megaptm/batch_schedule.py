@@ -107,7 +107,7 @@ class BatchSchedule:
         return self.first_sample(first_step), self.first_sample(last_step) + self.size(last_step) - 1
 
     def steps_in(self, samples: int) -> int:
-        """Return the number of steps of a run that a number of samples suffices for."""
+        """Return the number of steps of a run whose samples are all among the first `samples`."""
         level = _levels_of(self)[bisect_right(_levels_of(self), samples, key=lambda level: level.sample) - 1]
         max_steps = level.step + (samples - level.sample) // level.size
         return bisect_right(range(max_steps), samples, key=lambda step: self.first_sample(step) + self.size(step))

@@ -1,5 +1,5 @@
-"""Parts of a mix: what `data.mix` says of a corpus. A weight, or a table of weight, groups of documents and maximum
-epochs, or a list of such tables."""
+"""Parts of a mix: the value of a corpus in `data.mix`. It is a weight; a table of weight, groups of documents and
+maximum epochs; or a list of such tables."""
 
 from __future__ import annotations
 

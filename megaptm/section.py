@@ -36,7 +36,7 @@ class ExtensionSection(Section):
         return config
 
     def errors(self, config: Any) -> Iterator[str]:
-        """Yield broken rules of the section. The names in section `model` are known."""
+        """Yield broken rules of the section. Only called if family and size in section `model` are valid names."""
         yield from ()
 
     def with_resolved_sizes(self, config: Any) -> Any:

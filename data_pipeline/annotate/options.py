@@ -74,7 +74,7 @@ class Annotations:
         labels |= {"labels": list(self.labels)} if self.labels else {}
         return labels | ({"turns": list(ROLES)} if self.turns else {})
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the files that the annotations of a corpus depend on."""
         named = [name for name in (self.chinese, self.phrases, self.tags) if name not in (None, CHARACTERS, WORDS)]
         files = [

@@ -42,7 +42,7 @@ class C4Quality:
     bad_words: str | None = None
     """File of words and phrases, one per line. A page that contains one of them is dropped."""
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         return () if self.bad_words is None else (self.bad_words,)
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class PairByConnective:
     def _file(self) -> str:
         return str(SHIPPED) if self.connectives is None else self.connectives
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         return (self._file,)
 
     def labels(self) -> tuple[str, ...]:

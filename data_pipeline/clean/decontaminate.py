@@ -59,7 +59,7 @@ class Decontaminate:
         require_minimum(1, self, "decontaminate", "max_pieces")
         require(self.texts in ("line", "file"), f"decontaminate: texts ({self.texts}) must be `line` or `file`.")
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the paths of all files of evaluation texts that `against` matches."""
         return tuple(path for pattern in self.against for path in _matching_paths(pattern))
 
@@ -74,7 +74,7 @@ class Decontaminate:
     def _decontaminate(
         self, documents: Iterable[Document], dropped: DropCounts, *, before: tuple[CleaningStep, ...]
     ) -> Iterator[Document]:
-        paths = self.inputs()
+        paths = self.input_files()
         known = _known_ngrams(self, before, paths, tuple(map(file_version, paths)))
         for batch in batches(documents):
             for document, suspicious in zip(batch, _have_known_ngrams(batch, known), strict=True):

@@ -31,7 +31,7 @@ class TagLanguage:
     """Model: file of fastText (.bin, .ftz), such as lid.176.bin or GlotLID's; `package.module:function` from a text to
     language and probability. Default: py3langid, with ISO 639-1 codes (`en`, `zh`)."""
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the file of the model."""
         return () if self.model is None else model_inputs(self.model, "tag-language")
 
@@ -54,7 +54,7 @@ class KeepLanguage:
     """Minimum probability of some languages, instead of `min_probability`: a table, or a file with lines of
     `language<TAB>probability`."""
     model: str | None = None
-    """Model, as of `tag-language`."""
+    """Language identification model; see `tag-language`."""
 
     def __post_init__(self) -> None:
         require(self.languages != (), "keep-language: languages is empty: name at least one, like `en`.")
@@ -63,7 +63,7 @@ class KeepLanguage:
         if isinstance(self.thresholds, Mapping):
             _check_thresholds(self.thresholds, "thresholds")
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the files of the model and of the thresholds."""
         table = (self.thresholds,) if isinstance(self.thresholds, str) else ()
         return (*table, *(() if self.model is None else model_inputs(self.model, "keep-language")))

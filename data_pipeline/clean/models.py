@@ -54,7 +54,7 @@ def _label_probability(model: str, label: str, text: str, step: str) -> float:
 
 
 def predict_labels(model: str, text: str, step: str, count: int = 1) -> list[tuple[str, float]]:
-    """Return the most probable labels of a text by a fastText model, without their prefix; all with `count` -1."""
+    """Return the most probable labels of a text by a fastText model, without their prefix (`count` -1: all)."""
     predicted = load_fasttext(model, step).f.predict(text.replace("\n", " ") + "\n", count, 0.0, "replace")
     return [(label.removeprefix(LABEL), min(float(probability), 1.0)) for probability, label in predicted]
 

@@ -39,7 +39,7 @@ class TagPersonal:
         require(self.kinds != (), f"{STEP}: kinds is empty: name at least one, like `iban`.")
         require_minimum(0, self, STEP, "max_count")
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the file of the patterns."""
         return (self.table or TABLE,)
 

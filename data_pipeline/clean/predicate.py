@@ -22,7 +22,7 @@ class KeepIf(Filter):
     def __post_init__(self) -> None:
         require(is_function(self.call), f"keep-if: call ({self.call}) must be written `package.module:function`.")
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the file of the filter function's module. Modules that it imports are not tracked."""
         file = function_source_file(self.call, "keep-if")
         return () if file is None else (file,)

@@ -30,7 +30,7 @@ class ScoreQuality:
     def __post_init__(self) -> None:
         require(bool(self.note), "score-quality: note is empty: name it.")
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the file of the model, or that of the function's module."""
         return model_inputs(self.model, "score-quality")
 

@@ -34,7 +34,7 @@ class QualityClassifier:
     ngrams: int
     """Maximum number of words of an n-gram."""
     info: dict[str, Any]
-    """Examples it was trained on, and its quality on those held out."""
+    """Number of training examples, and measured quality on held-out examples."""
 
     def score(self, text: str) -> float:
         """Return the probability that a text is like the good examples; 0 for a text without words."""

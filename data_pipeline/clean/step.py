@@ -28,7 +28,7 @@ class CleaningStep(Protocol):
 
     Optional methods:
 
-    - `inputs() -> tuple[str, ...]`: paths of files that the result depends on. If one changes, finished work is
+    - `input_files() -> tuple[str, ...]`: paths of files that the result depends on. If one changes, finished work is
       discarded.
     - `after(steps)`: the step to use behind these steps, if it compares documents with other texts.
     - `labels() -> tuple[str, ...]`: all labels, if the step makes documents of two parts with the note `label`.
@@ -37,10 +37,10 @@ class CleaningStep(Protocol):
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]: ...
 
 
-def step_inputs(step: CleaningStep) -> tuple[str, ...]:
-    """Return the files that the result of a cleaning step depends on: its `inputs`, and the source file of a user's
-    step."""
-    inputs: tuple[str, ...] = getattr(step, "inputs", tuple)()
+def step_input_files(step: CleaningStep) -> tuple[str, ...]:
+    """Return the files that the result of a cleaning step depends on: its `input_files`, and the source file of a
+    user's step."""
+    inputs: tuple[str, ...] = getattr(step, "input_files", tuple)()
     module = type(step).__module__
     file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
     return inputs if file is None else (*inputs, file)

@@ -32,7 +32,7 @@ class TagLists:
         require(bool(self.note), "tag-lists: note is empty: name it.")
         require_shares(self, "tag-lists", "max_share")
 
-    def inputs(self) -> tuple[str, ...]:
+    def input_files(self) -> tuple[str, ...]:
         """Return the files of the lists."""
         return tuple(self.lists.values())
 

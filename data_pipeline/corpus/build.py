@@ -179,7 +179,7 @@ REMEDIES = {
     "tags": "phrases that occur in the text",
     "turns": "sources with `messages`",
 }
-"""Input that the user must provide if the text has none of an annotation, by annotation."""
+"""Input that the user must provide for an annotation that does not occur in the text, by annotation."""
 
 
 def count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:

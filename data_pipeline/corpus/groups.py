@@ -28,7 +28,7 @@ MAX_DOMAINS = 1000
 
 
 @dataclass(frozen=True)
-class GroupJob:
+class DocumentGroupsJob:
     """Job that finds the groups of the documents of a part."""
 
     folder: str
@@ -39,10 +39,10 @@ class GroupJob:
     def path(self) -> str:
         """Path of the table, int32 [documents]: bucket of the quality score, plus the index of the domain in the part
         times the number of buckets."""
-        return str(Path(self.folder, f"{job_key(find_groups, self)}.groups.npy"))
+        return str(Path(self.folder, f"{job_key(find_document_groups, self)}.groups.npy"))
 
 
-def find_groups(job: GroupJob) -> list[str]:
+def find_document_groups(job: DocumentGroupsJob) -> list[str]:
     """Find the groups of the documents of a part; return the domains of the part."""
     grouping, domains = job.grouping, dict[str, int]()
     groups = []
@@ -80,7 +80,7 @@ class CorpusGroups:
     domains: list[str]
     """Domains of the corpus, sorted; one without a name if documents have no domains."""
     tables: list[tuple[str, list[str]]]
-    """Table of each part (`GroupJob.path`) and its domains."""
+    """Table of each part (`DocumentGroupsJob.path`) and its domains."""
 
     @property
     def count(self) -> int:
@@ -104,7 +104,7 @@ class CorpusGroups:
         return shared
 
     def restrict(self, stays: Callable[[int], np.ndarray]) -> Callable[[int], np.ndarray]:
-        """Return a function from part to documents, bool [documents]: those of `stays` that are in a group."""
+        """Return a function from a part to bool [documents]: the documents of `stays` that are in a group."""
         return lambda part: stays(part) & (self.of(part) >= 0)
 
     def count_dropped(self, part: int, retained: np.ndarray) -> Counter[str]:
@@ -139,8 +139,8 @@ def read_groups(grouping: Grouping, parts: Sequence[Part], work: JobRunner) -> C
     folder = work.folder / "groups"
     folder.mkdir(exist_ok=True)
     unsampled = replace(grouping, shares=())  # other shares find the same tables
-    jobs = [GroupJob(str(folder), part.stem, unsampled) for part in parts]
-    domains = work.run("group", find_groups, jobs)
+    jobs = [DocumentGroupsJob(str(folder), part.stem, unsampled) for part in parts]
+    domains = work.run("group", find_document_groups, jobs)
     names = sorted({name for own in domains for name in own})
     if len(names) > MAX_DOMAINS:
         raise UserError(

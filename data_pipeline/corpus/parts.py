@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.clean import CleaningStep, run_steps
-from data_pipeline.clean.step import step_inputs
+from data_pipeline.clean.step import step_input_files
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import Deduplicate, write_part
 from data_pipeline.deduplicate.tables import load
@@ -85,7 +85,7 @@ def read_parts(recipe: Recipe, files: Sequence[InputFile], work: JobRunner) -> t
     folder = work.folder / "parts"
     folder.mkdir(parents=True, exist_ok=True)
     size = max(PART_BYTES, sum(file.size for file in files) // MAX_PARTS)
-    inputs = hash_files(path for step in recipe.steps for path in step_inputs(step))
+    inputs = hash_files(path for step in recipe.steps for path in step_input_files(step))
     sketches = recipe.deduplicate.for_sketches
     jobs = [
         PartJob(str(folder), spans, recipe.steps, recipe.on_error, sketches, inputs, recipe.max_seconds)

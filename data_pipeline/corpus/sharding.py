@@ -25,7 +25,7 @@ class PartRows:
     first: int
     """Index in the corpus of the part's first document. Document indexes are the keys of samples."""
     cluster_sizes: np.ndarray | None = None
-    """Number of documents that each stands for, stored as a note; None if it is not."""
+    """Cluster size of each document, stored as a note; None if sizes are not stored."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CorpusDocuments:
     """Function from a part to the cluster size of each of its documents, or to None if they are not counted."""
 
     def shards(self, shard_bytes: int) -> Iterator[ShardRows]:
-        """Yield the shards of about `shard_bytes` of text. Copies are in shards of their own, so that those of a
+        """Yield the shards of about `shard_bytes` of text. Copies are in separate shards, so that the copies of a
         document are far apart."""
         parts: Sequence[Part] = self.selection.parts  # type: ignore[assignment]
         firsts = np.cumsum([0, *(part.documents for part in parts)]).tolist()

@@ -90,7 +90,7 @@ def write_shards(
     kinds = [(shard.split, shard.group) for shard in documents.shards(recipe.shard_bytes)]
     folder = work.folder / SHARDS
     folder.mkdir(exist_ok=True)
-    inputs = hash_files(annotations.inputs())
+    inputs = hash_files(annotations.input_files())
     jobs = (
         ShardJob(
             folder=str(folder),

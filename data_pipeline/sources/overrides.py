@@ -23,14 +23,14 @@ def check_overrides(source: Source, where: str) -> None:
     for pattern, settings in source.overrides.items():
         if fixed := sorted(SOURCE_SETTINGS & settings.keys()):
             raise UserError(f"{where}: {fixed[0]} applies to a complete source: make {pattern} a separate source.")
-        _read_settings(pattern, settings, where)
+        _parse_override(pattern, settings, where)
 
 
 def apply_overrides(file: InputFile) -> InputFile:
     """Return a source file with its overridden settings; the same object if there are none."""
     for pattern in _matching_patterns(file):
         settings = file.source.overrides[pattern]
-        parsed = _read_settings(pattern, settings, f"source {file.source.path}")
+        parsed = _parse_override(pattern, settings, f"source {file.source.path}")
         file = replace(file, source=replace(file.source, **{name: getattr(parsed, name) for name in settings}))
     return file
 
@@ -38,7 +38,8 @@ def apply_overrides(file: InputFile) -> InputFile:
 def refuse_unmatched(sources: Iterable[Source], files: Sequence[InputFile]) -> None:
     """Raise `UserError` if a pattern of `overrides` matches no file of its source.
 
-    It may match members of archives, unless it is the path of a file: that was meant, and would be left out.
+    With archives among the files, an unmatched pattern is accepted, since it may match members of archives. A pattern
+    that is the path of an existing file is always an error: the user meant that file, which no source contains.
     """
     patterns = {pattern: source for source in sources for pattern in source.overrides}
     if not patterns:
@@ -64,5 +65,5 @@ def _matching_patterns(file: InputFile) -> list[str]:
     return [pattern for pattern in file.source.overrides if any(fnmatchcase(name, pattern) for name in names)]
 
 
-def _read_settings(pattern: str, settings: Mapping[str, Any], where: str) -> Source:
+def _parse_override(pattern: str, settings: Mapping[str, Any], where: str) -> Source:
     return parse_settings(Source, {"path": pattern, **settings}, f"{where}: {pattern}")

@@ -36,7 +36,7 @@ def allocate(case: CheckInput) -> Allocation | None:
         layout = case.config.layout
         raise UserError(
             f"{nodes} nodes x {per_node} processes are {nodes * per_node:,}, but the layout needs {processes:,} "
-            f"({layout.axes}): change --nodes, --per-node or layout.data."
+            f"({layout.axes_text}): change --nodes, --per-node or layout.data."
         )
     return Allocation(nodes, per_node)
 

@@ -22,7 +22,7 @@ def check_config(case: CheckInput) -> Iterator[Finding]:
     yield Finding(
         "config",
         "ok",
-        f"{config.model.family}/{config.model.size}, {parameters:,} parameters, on {processes} ({layout.axes}).",
+        f"{config.model.family}/{config.model.size}, {parameters:,} parameters, on {processes} ({layout.axes_text}).",
         {"parameters": parameters, "processes": layout.processes},
     )
     yield from (Finding("config", "warning", message) for message in config_warnings(config))

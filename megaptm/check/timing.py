@@ -29,8 +29,8 @@ def check_time(case: CheckInput) -> Iterator[Finding]:
     warning = warning_seconds(options)
     if limit is not None and limit <= warning:
         raise UserError(
-            f"a job of {format_seconds(limit)} is signaled to save {format_seconds(warning)} before its end, which is "
-            "immediately: raise --time, or signal later (--sbatch=--signal=B:USR1@60)."
+            f"a job of {format_seconds(limit)} gets its signal to save {format_seconds(warning)} before its end, so it "
+            "would save immediately: raise --time, or signal later (--sbatch=--signal=B:USR1@60)."
         )
     if case.config_errors or case.machine is None:
         remedy = "correct the config first" if case.config_errors else "name a machine with --machine"

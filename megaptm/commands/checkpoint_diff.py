@@ -94,7 +94,8 @@ class CheckpointDifference:
 
 
 def _recipe(checkpoint: RunCheckpoint) -> dict[str, Any]:
-    """Return the flat config that a checkpoint was trained with; that of the run if an import has none."""
+    """Return the flat config that a checkpoint was trained with. The checkpoint of an import has no config: return that
+    of the run."""
     saved = checkpoint.checkpoint.state.get("config")
     return flatten(saved if isinstance(saved, dict) else checkpoint.config.model_dump(mode="json"))
 

@@ -114,7 +114,8 @@ def is_data_key(key: str) -> bool:
 
 
 def is_data_change(key: str) -> bool:
-    """Whether another value of a config key, unlike another number of samples, changes which samples the steps read."""
+    """Whether a new value of a config key changes which samples a run reads in which order, and not only their number
+    per step."""
     return is_data_key(key) and not key.startswith(("train.batch", "train.ramp"))
 
 

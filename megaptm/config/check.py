@@ -138,13 +138,13 @@ def _model_errors(config: Config) -> Iterator[str]:
     spec = resolve_model(config)
     first = next(iter(spec.family.stacks))
     appended = config.batch_spec.num_appended
-    if spec.longest is not None and config.data.sequence - appended > spec.context_of(first):
+    if spec.max_text_length is not None and config.data.sequence - appended > spec.context_of(first):
         without = f", of which {appended} follow the text," if appended else ""
         yield (
             f"data.sequence ({config.data.sequence}){without} must not exceed the {spec.context_of(first)} learned "
             f"positions of {model_title(config.model)} (model.context)."
         )
-    elif spec.longest is not None:
+    elif spec.max_text_length is not None:
         yield from _learned_positions_errors(config, spec)
     yield from _recurrence_errors(config, spec)
     yield from mup_errors(config, spec)

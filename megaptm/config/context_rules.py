@@ -38,7 +38,8 @@ def context_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 
 def _divides(costs: LayerCosts) -> bool:
-    """Whether attention computes some queries with the keys of complete sequences: of all pairs, or in a window."""
+    """Whether context ranks support this attention: each rank computes its queries with the keys of complete sequences,
+    all pairs or a window."""
     pattern, record = costs.pattern, costs.attention
     is_window = pattern is None or (isinstance(pattern, SlidingWindow) and pattern.dilation == 1)
     return is_window and record.module == AttentionSpec.module and record.stack == AttentionSpec.stack

@@ -17,7 +17,7 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
     With `optimizer.step_unit` of steps, each step counts as one.
     """
     if config.optimizer.step_unit == "steps":
-        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_model_width(config), rose=rose)
+        return learning_rate(step, config.optimizer, steps=config.train.steps, width=_noam_width(config), rose=rose)
     batches, full_batch = config.batch_schedule, config.train.batch
     return learning_rate(
         batches.num_trained(step) / full_batch,
@@ -25,7 +25,7 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
         steps=batches.num_trained(config.train.steps) / full_batch,
         restarts=schedule_restarts(config),
         size=batches.size(step) / full_batch,
-        width=_model_width(config),
+        width=_noam_width(config),
         rose=None if rose is None else batches.num_trained(rose) / full_batch,
     )
 
@@ -54,7 +54,7 @@ def schedule_restarts(config: Config) -> tuple[float, ...]:
 
 def peak_learning_rate(config: Config) -> float:
     """Return the maximum learning rate of a run."""
-    return _peak_rate(config.optimizer, _model_width(config))
+    return _peak_rate(config.optimizer, _noam_width(config))
 
 
 def learning_rate(
@@ -127,5 +127,5 @@ def _peak_rate(optimizer: OptimizerConfig, width: int | None) -> float:
     return optimizer.lr / math.sqrt(width * max(optimizer.warmup_steps, 1))
 
 
-def _model_width(config: Config) -> int | None:
+def _noam_width(config: Config) -> int | None:
     return resolve_model(config).width if config.optimizer.decay == "noam" else None

@@ -28,7 +28,7 @@ RULE_MEANINGS = {
         "([another recipe](configs.md#another-recipe)). A moved corpus needs neither: it has the same id."
     ),
     OnResume.LATER: (
-        "a value that does not affect the steps that are done: other phases to come, other shares and weights of an "
+        "a value that does not affect the finished steps: other future phases, other shares and weights of an "
         "`objective` from a later step on, another schedule for a run of another length "
         "([longer runs](configs.md#a-longer-run)). Any other value with `--change`."
     ),

@@ -252,7 +252,7 @@ def enter_phase(config: Config, phase: Phase) -> Draft:
 
 
 def _draft_phases(config: Config) -> Iterator[tuple[Phase, Draft]]:
-    """Yield the later phases of a run, each with its config. None follows one with mistakes."""
+    """Yield the later phases of a run, each with its config, up to the first phase with mistakes."""
     for phase in phases_after(config, config.train.phase_start):
         draft = enter_phase(config, phase)
         yield phase, draft

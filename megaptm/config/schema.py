@@ -116,7 +116,7 @@ class Layout(Section):
         return self.data * self.context
 
     @property
-    def axes(self) -> str:
+    def axes_text(self) -> str:
         """Return the axes as text: `data 8 x context 2 x tensor 8 x pipeline 16`, without a single context rank."""
         context = f"context {self.context} x " if self.context > 1 else ""
         return f"data {self.data} x {context}tensor {self.tensor} x pipeline {self.pipeline}"
@@ -161,7 +161,7 @@ class DeviceLayout(Section):
 
 
 class RampConfig(Section):
-    """Batch ramp: linear in the number of samples, by the first three keys, or at given steps."""
+    """Batch ramp: linear in the number of samples (`start`, `increment`, `samples`), or at fixed steps (`steps`)."""
 
     start: Count | None = None
     """Number of sequences of the first batch."""
@@ -236,8 +236,9 @@ class TrainConfig(Section):
     steps: Count
     """Number of optimizer steps of the whole run."""
     phase_start: Annotated[int, Field(ge=0)] = 0
-    """First step of this phase of the run. train.steps of the phase before, whose last checkpoint it continues, accepts
-    the changes of `--change`, which sets the step of the last one. 0: the run has one phase."""
+    """First step of this phase of the run. The phase continues the last checkpoint of the previous phase, so this is
+    train.steps of that phase, and keys may differ as with `--change`. `--change` sets it to the step of the change. 0:
+    the run has one phase."""
     batch: Count
     """Number of sequences of one step, over all processes."""
     ramp: RampConfig | None = None

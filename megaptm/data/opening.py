@@ -183,8 +183,9 @@ def _refuse_longer(
     for prefix, length in lengths.items():
         if length > limits[prefix]:
             raise UserError(
-                f"objective {configured.name} uses {own.name} for {corpus}, whose {prefix}sequences have {length} "
-                f"positions, more than its own {limits[prefix]}: raise `max_target_length`, or remove the corpus."
+                f"objective {configured.name} uses {own.name} for {corpus}. The {prefix}sequences of {own.name} have "
+                f"{length} positions, more than the {limits[prefix]} of {configured.name}: raise `max_target_length`, "
+                "or remove the corpus."
             )
 
 

@@ -31,7 +31,7 @@ REMEDIES = {
     "phrases": "annotate.phrases, a file of phrases",
     "tags": "annotate.tags, a file of tagged phrases",
 }
-"""How to build a corpus with an annotation, by annotation, for those that are not switches."""
+"""Setting that builds a corpus with an annotation, by annotation, for annotations that are not switches."""
 ALSO_REQUIRED = {"turns": "sources with `messages`"}
 """Requirement on sources besides the annotation's switch, by annotation."""
 MAX_INDEXED_SHARDS = 100_000

@@ -315,7 +315,7 @@ class Corpus:
         """Open the corpus in a folder, or at a URL whose shards are stored in `cache` (by default that of
         `default_cache_folder`).
 
-        Raises `UserError` if there is none, or its manifest is damaged. Shards are opened later.
+        Raises `UserError` if there is no corpus, or its manifest is damaged. Shards are opened later.
         """
         if is_remote(location):
             mirror = Mirror.open(str(location), cache or Cache())

@@ -109,10 +109,10 @@ def _predict_words(
     ids = [id_ for word in pieces for id_ in word]
     starts = np.cumsum([0, *map(len, pieces)])
     length = 2 * len(ids) + 3
-    if loaded.spec.longest is not None and length > loaded.spec.longest:
+    if loaded.spec.max_text_length is not None and length > loaded.spec.max_text_length:
         raise UserError(
             f"the text has {len(ids)} tokens. The model reads it twice, as a sequence of {length} tokens, but has only "
-            f"{loaded.spec.longest} positions: split the text."
+            f"{loaded.spec.max_text_length} positions: split the text."
         )
     # No punctuation, no special tokens, and no continuation subwords, which start with ##.
     is_word = [tokenizer.name(id_).isalnum() for id_ in range(tokenizer.vocabulary)]

@@ -199,10 +199,10 @@ def _shared_input_errors(config: Config, student: ModelSpec, teacher: ModelSpec)
     task = config.built_objective
     batch = config.batch_spec
     for prefix, positions in batch.streams.items():
-        if teacher.longest is not None and positions > teacher.longest:
+        if teacher.max_text_length is not None and positions > teacher.max_text_length:
             yield (
-                f"distill.model has {teacher.longest} learned positions, fewer than the {positions} {prefix}tokens of "
-                "a sequence: lower data.sequence, or use another teacher."
+                f"distill.model has {teacher.max_text_length} learned positions, fewer than the {positions} "
+                f"{prefix}tokens of a sequence: lower data.sequence, or use another teacher."
             )
     needed = {
         "segments": teacher.family.segments > 0,
@@ -355,7 +355,7 @@ def _initial_layer_errors(distill: DistillConfig, student: ModelSpec, teacher: M
                     f"distill.initial_layers: {name} of {student.name} is {getattr(student_size, name)}, and the "
                     f"teacher's is {getattr(teacher_size, name)}; both must be equal."
                 )
-    if student.context > teacher.context and student.longest is not None:
+    if student.context > teacher.context and student.max_text_length is not None:
         yield (
             f"distill.initial_layers: model.context ({student.context}) is more than the teacher's "
             f"({teacher.context}); lower it."

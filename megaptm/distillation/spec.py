@@ -58,7 +58,7 @@ class Distillation:
         return self.layer_weights[layer] if self.layer_weights else 1.0
 
     def head_of(self, student: ModelSpec) -> str | None:
-        """Return the token head that student and teacher both have. None if there is none."""
+        """Return the token head that student and teacher both have; None without a common one."""
         both = (name for name in WORDS if name in student.family.heads and name in self.teacher.family.heads)
         return next(both, None)
 

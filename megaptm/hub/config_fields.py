@@ -115,7 +115,7 @@ def find_mismatches(counterpart: Counterpart, config: Mapping[str, Any], file: M
     """Return config.json field -> reason why its value cannot be imported. `config`: with defaults; `file`: the
     fields in config.json."""
     mismatches = {}
-    for name, fixed in counterpart.all_fixed.items():
+    for name, fixed in counterpart.all_fixed_fields.items():
         if name not in config and (name in counterpart.optional_fields or name in LEGACY_FIELDS):
             continue
         value = counterpart.normalizers[name](config) if name in counterpart.normalizers else config.get(name)

@@ -173,7 +173,7 @@ class Counterpart:
         return next(fields[name] for name in names if name in fields)
 
     @property
-    def all_fixed(self) -> dict[str, Any]:
+    def all_fixed_fields(self) -> dict[str, Any]:
         """Return the config fields with one value in the architecture (`fixed`), together with those of earlier
         releases."""
         return LEGACY_FIELDS | self.fixed

@@ -26,7 +26,8 @@ way."""
 
 
 def find_counterpart(spec: ModelSpec) -> Counterpart:
-    """Return the Hugging Face architecture that computes the same as this model. Raise UserError if there is none."""
+    """Return the Hugging Face architecture that computes the same as this model. Raise UserError for a model that no
+    class of `transformers` computes."""
     counterpart = _match_shape(spec.family)
     if counterpart is None:
         known = _list_known("family", exported=True)

@@ -59,7 +59,7 @@ class ExportedModel:
     left_out: tuple[str, ...]
     """Heads of the model that the classes of `transformers` do not have."""
     processor: str
-    """Class of `transformers` that prepares the exported model's inputs; empty if there is none."""
+    """Class of `transformers` that prepares the exported model's inputs; empty without such a class."""
     warnings: tuple[str, ...]
     """Warnings about cases in which the classes of `transformers` compute something else."""
 
@@ -99,7 +99,7 @@ def to_hugging_face(
     training_objective = objective or build_objective(spec.family.objectives[0])
     if tokenizer is not None and spec.family.has_tokens:
         # `sequence` counts the positions of the first stack.
-        longest = sequence if spec.family.reads_tokens(next(iter(spec.family.stacks))) else spec.longest
+        longest = sequence if spec.family.reads_tokens(next(iter(spec.family.stacks))) else spec.max_text_length
         tokenizer = export_tokenizer(tokenizer, spec, objective=training_objective, sequence=longest or spec.context)
     models = {".": (spec, weights)}
     if spec.family.sampled:
@@ -336,7 +336,7 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
         for name, value in (vars(complete) | complete.to_dict()).items()
         if name not in counterpart.optional_fields
     }
-    fixed = {name: config[name] for name in (*counterpart.all_fixed, "pad_token_id") if name in config}
+    fixed = {name: config[name] for name in (*counterpart.all_fixed_fields, "pad_token_id") if name in config}
     return {**known, **fixed, **derived}
 
 
@@ -351,7 +351,7 @@ def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, An
         why = str(error).splitlines()[-1].strip()[:120]
         raise UserError(f"{CONFIG}: transformers rejects it ({why}); restore the file.") from None
     return flatten_sections(counterpart, complete.to_dict()) | {
-        name: file[name] for name in counterpart.all_fixed if name in file
+        name: file[name] for name in counterpart.all_fixed_fields if name in file
     }
 
 
@@ -359,7 +359,7 @@ def _max_length(spec: ModelSpec) -> dict[str, int]:
     """Return the maximum length of text that an exported decoder with learned positions can generate. Otherwise
     `pipeline` would generate 256 tokens, beyond the table."""
     stacks = [*spec.family.stacks]
-    ends = stacks == ["decoder"] or ("decoder" in stacks and spec.longest is not None)
+    ends = stacks == ["decoder"] or ("decoder" in stacks and spec.max_text_length is not None)
     return {"max_length": spec.context_of("decoder")} if ends else {}
 
 

@@ -235,14 +235,15 @@ def read_model(
 
 
 def check_text_end(model: ImportedModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """Raise UserError if the class of `transformers` would read another position than the end of a text."""
+    """Raise UserError if the class of `transformers` would not find the end of a text, whose hidden state is the text's
+    vector."""
     end, model_end = tokenizer.special.end, model.text_end
     if model_end in (None, end) and model_end != LEGACY_END_ID:
         return
     if model_end != LEGACY_END_ID:
         raise UserError(
             f"{HF_CONFIG}: text_config.eos_token_id is {model_end}, but the tokenizer in {folder} ends texts with id "
-            f"{end}, so that transformers would read another position; correct one of the two."
+            f"{end}, so transformers would not find the end of a text; correct one of the two."
         )
     if end != tokenizer.vocabulary - 1:
         raise UserError(

@@ -100,6 +100,11 @@ def has_narrow_tables(spec: ModelSpec) -> bool:
     return spec.size.table_width != spec.size.width
 
 
+def has_grouped_keys(spec: ModelSpec) -> bool:
+    """Whether a model has fewer key heads than query heads, so that queries have a projection of their own."""
+    return spec.size.key_heads != spec.size.heads
+
+
 @dataclass(frozen=True)
 class TensorRule:
     """Rule for one megaptm tensor and its Hugging Face tensors, in both directions.

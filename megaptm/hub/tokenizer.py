@@ -142,7 +142,7 @@ def _max_length(tokenizer: Tokenizer, spec: ModelSpec, sequence: int) -> int:
     own = tokenizer.config.get(MAX_LENGTH_KEY)
     # transformers writes 1e30 if the length is not set.
     longest = max(own, sequence) if type(own) is int and own < 1 << 24 else sequence
-    return longest if spec.longest is None else min(longest, spec.longest)
+    return longest if spec.max_text_length is None else min(longest, spec.max_text_length)
 
 
 def _with_template(tokenizer: Tokenizer, objective: BaseObjective, *, segments: bool) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from megaptm.errors import UserError
 from megaptm.inference.generate import finite_logits, never_generated, with_cache
 from megaptm.inference.prompt import generating_stack, prepare_prompt, require_use, text_batch, text_ids
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.layers.layer import Stack
+from megaptm.layers.stack import Stack
 
 # Every beam is one sequence of a batch.
 MAX_BEAMS = 1024

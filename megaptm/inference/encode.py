@@ -54,10 +54,10 @@ def _encode_text(loaded: TrainedModel, text: str, index: int) -> list[int]:
     ids = loaded.config.built_objective.add_special_tokens(tokenizer.encode(text).tolist(), tokenizer.special)
     if not ids:
         raise UserError(f"texts[{index}] is empty: remove it, or give a text.")
-    if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:
+    if loaded.spec.max_text_length is not None and len(ids) > loaded.spec.max_text_length:
         raise UserError(
-            f"texts[{index}] has {len(ids)} tokens, more than the {loaded.spec.longest} that the model reads: shorten "
-            "or split it."
+            f"texts[{index}] has {len(ids)} tokens, more than the {loaded.spec.max_text_length} that the model reads: "
+            "shorten or split it."
         )
     return ids
 

@@ -26,8 +26,9 @@ from megaptm.inference.prompt import (
 )
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.attention import Attend, PatternAttend
-from megaptm.layers.layer import Layer, Stack
+from megaptm.layers.layer import Layer
 from megaptm.layers.pattern import SlidingWindow
+from megaptm.layers.stack import Stack
 from megaptm.objectives.objective import Prompt
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.tokenizers import Tokenizer
@@ -106,7 +107,7 @@ def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: 
     """Yield the ids with which a decoder continues a prompt, up to a document end or `tokens` tokens. Beyond the
     model's context, the decoder continues from the second half of the context."""
     ids, end = list(ids), loaded.tokenizer.special.end
-    limit = loaded.spec.longest
+    limit = loaded.spec.max_text_length
     decoder = loaded.model.stack(generating_stack(loaded))
     assert isinstance(decoder, Stack)
     if decoder.block.caches_states:
@@ -157,7 +158,7 @@ def _continue_with_recurrence(loaded: TrainedModel, ids: list[int], *, tokens: i
 def _continue_without_cache(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: Sampler) -> Iterator[int]:
     """Continue a decoder with LSH or local attention, a custom pattern, or several residual streams, where a new
     token may change all positions: all tokens are processed again for each."""
-    limit, end = loaded.spec.longest, loaded.tokenizer.special.end
+    limit, end = loaded.spec.max_text_length, loaded.tokenizer.special.end
     for _ in range(tokens):
         if limit is not None and len(ids) > limit:
             ids = ids[-(limit // 2) :]
@@ -336,9 +337,10 @@ def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[li
     ids = task.add_special_tokens(encode_with_special(tokenizer, prompt, (special.mask,)), special)
     if special.mask not in ids:
         raise UserError(f"the prompt needs a {mask} for the model to predict: 'The {mask} sat on the mat.'")
-    if loaded.spec.longest is not None and len(ids) > loaded.spec.longest:
+    if loaded.spec.max_text_length is not None and len(ids) > loaded.spec.max_text_length:
         raise UserError(
-            f"the prompt has {len(ids)} tokens, more than the {loaded.spec.longest} that the model reads: shorten it."
+            f"the prompt has {len(ids)} tokens, more than the {loaded.spec.max_text_length} that the model reads: "
+            "shorten it."
         )
     batch = text_batch(loaded, [ids])
     with torch.inference_mode():

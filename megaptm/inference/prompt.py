@@ -113,7 +113,7 @@ def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
 def prepare_prompt(loaded: TrainedModel, kind: Prompt, ids: list[int], tokens: int) -> tuple[list[int], list[int], int]:
     """Prepare a prompt for generation: return encoder ids, initial decoder ids, and the largest number of output
     tokens. A decoder alone starts with the whole prompt."""
-    special, longest, stack = loaded.tokenizer.special, loaded.spec.longest, generating_stack(loaded)
+    special, longest, stack = loaded.tokenizer.special, loaded.spec.max_text_length, generating_stack(loaded)
     task = loaded.config.built_objective.task_for_prompt(kind)
     text = task.add_special_tokens(ids, special)
     is_decoder_only = loaded.spec.family.stacks[stack].cross is None

@@ -181,7 +181,7 @@ class LaunchResult:
     code: int
     """Exit code of the run."""
     reason: Ending | None = None
-    """Why it may be started again; None if it ended otherwise: complete, stopped, or by an error of the program."""
+    """Reason to start the run again; None if the run is complete, was stopped, or failed by an error of the program."""
 
 
 def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: Any) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-class StackCache:
+class StackRecurrenceCache:
     """Recurrence cache: inputs of each layer in earlier sequences, to which it attends besides the current sequence."""
 
     def __init__(
@@ -30,7 +30,7 @@ class StackCache:
     @classmethod
     def empty(
         cls, layers: Iterable[int], shape: tuple[int, int, int], *, like: Tensor, farthest: int | None = None
-    ) -> StackCache:
+    ) -> StackRecurrenceCache:
         """Return an empty recurrence cache; `shape` is (M, B, D)."""
         states = {layer: like.new_zeros(shape) for layer in layers}
         filled = torch.zeros(shape[1], dtype=torch.int64, device=like.device)
@@ -45,7 +45,7 @@ class StackCache:
         """Clear the recurrence cache of the sequences that do not continue an earlier one."""
         self.filled = self.filled.masked_fill(starts_B.bool(), 0)
 
-    def after_sequence(self) -> StackCache:
+    def after_sequence(self) -> StackRecurrenceCache:
         """Return the recurrence cache after the current sequence."""
         length, new_positions = self.length, len(next(iter(self.current_states.values())))
         states = {
@@ -53,4 +53,4 @@ class StackCache:
             for layer, before in self.states.items()
         }
         filled = (self.filled + new_positions).clamp(max=length)
-        return StackCache(states, filled, farthest=self.farthest, same_length=self.same_length)
+        return StackRecurrenceCache(states, filled, farthest=self.farthest, same_length=self.same_length)

@@ -90,11 +90,11 @@ def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
 
 
 def context_offsets(documents_BS: Tensor, memory_BM: Tensor, chunks: Sequence[range], *, causal: bool) -> Tensor | None:
-    """Return the offsets of the queries of a context rank and of all keys, int32 [2 x chunks, N + 1]: a pair of rows as
-    of `cross_offsets` for each chunk of queries, with the keys up to its end if attention is causal.
+    """Return the offsets of the queries of a context rank and of all keys, int32 [2 x chunks, N + 1]: a pair of rows
+    for each chunk of queries, in the form of `cross_offsets`, with the keys up to its end if attention is causal.
 
-    FlashAttention aligns causality to the last query and key of a document, which are then the same position. None as
-    of `cross_offsets`.
+    FlashAttention aligns causality to the last query and key of a document, which are then the same position. None in
+    the cases of `cross_offsets`.
     """
     pairs = [
         cross_offsets(documents_BS[:, chunk.start : chunk.stop], memory_BM[:, : chunk.stop if causal else None])

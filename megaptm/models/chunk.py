@@ -80,8 +80,8 @@ def sampling_heads(spec: ModelSpec) -> set[str]:
 
 
 def allows_heads_alone(spec: ModelSpec) -> bool:
-    """Whether the last chunk of a model may have heads and no layers. A head must read a full stack, and stacks must
-    not have several residual streams, which differ from the tensor between chunks."""
+    """Whether the last chunk of a model may have heads and no layers. A head must read a full stack. No stack may have
+    several residual streams, whose output is wider than the tensor between chunks."""
     if any(spec.output_width(name) > spec.size_of(name).width for name in spec.family.stacks):
         return False
     sampling = sampling_heads(spec)

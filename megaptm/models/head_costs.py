@@ -143,8 +143,8 @@ class HeadCosts(ABC):
 
     @property
     def last_norm(self) -> str | None:
-        """Return the name of the norm whose output the head projects on the vocabulary. None if there is none: the last
-        layer of a post-norm stack ends with one that other layers have, too."""
+        """Return the name of the norm whose output the head projects on the vocabulary. None for a post-norm stack: its
+        last layer ends with a norm that other layers have, too."""
         if "transform" in self.linears:
             return f"head.{self.name}.norm"
         return None if self.block.norm.position == "post" else f"{self.stack}.final"

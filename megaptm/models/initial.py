@@ -149,7 +149,7 @@ def _unscaled_value(spec: ModelSpec, name: str, shape: tuple[int, ...], seed: in
     if ONES.fullmatch(name):
         block = spec.family.stacks.get(name.partition(".")[0], spec.family.last_block)
         return torch.full(shape, 0.0 if block.norm.kind == "rms-unit-offset" else 1.0, device="cpu")
-    if (constant_value := _constant_value(spec, name)) is not None:
+    if (constant_value := _constant_initial_value(spec, name)) is not None:
         return torch.full(shape, constant_value, device="cpu")
     if ZEROS.fullmatch(name):
         return torch.zeros(shape, device="cpu")
@@ -197,7 +197,7 @@ def _draw_again_beyond_two(sampled: np.ndarray, generator: np.random.Generator) 
         beyond = beyond[np.abs(again) > 2]
 
 
-def _constant_value(spec: ModelSpec, name: str) -> float | None:
+def _constant_initial_value(spec: ModelSpec, name: str) -> float | None:
     """Return the constant initial value of a parameter of a head or an input, or None if its values are random."""
     for record in spec.family.inputs:
         for pattern, value in record.initial_values.items():

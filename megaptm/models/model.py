@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.attention import AttentionCore
 from megaptm.layers.context import UsesContextRanks
-from megaptm.layers.layer import BaseStack, Stack, StackInputs, identity, stack_class
 from megaptm.layers.layer_costs import memory_width
 from megaptm.layers.mask import cross_mask, self_mask
-from megaptm.layers.recurrence_cache import StackCache
-from megaptm.layers.split import Linear
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
+from megaptm.layers.split import Linear, identity
+from megaptm.layers.stack import BaseStack, Stack, StackInputs, stack_class
 from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.embed import Embed
@@ -33,7 +33,7 @@ from megaptm.plugins import load_class
 from megaptm.spec import EMBEDDED, Block, Family, HeadInput, ModelSpec
 
 NONE_ENDED: Mapping[str, Tensor] = MappingProxyType({})
-NO_CACHES: Mapping[str, StackCache] = MappingProxyType({})
+NO_CACHES: Mapping[str, StackRecurrenceCache] = MappingProxyType({})
 
 
 def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
@@ -132,7 +132,7 @@ class Model(UsesContextRanks, nn.Module):
         x: Tensor | None = None,
         *,
         features: bool = False,
-        caches: Mapping[str, StackCache] = NO_CACHES,
+        caches: Mapping[str, StackRecurrenceCache] = NO_CACHES,
     ) -> ModelOutput:
         """Run one pipeline chunk of the model.
 
@@ -166,7 +166,7 @@ class Model(UsesContextRanks, nn.Module):
         read = self._head_streams(streams, inner, labeled)
         return ModelOutput(losses=self._compute_losses(labeled, read, batch), states=States(streams, inner))
 
-    def states(self, batch: dict[str, Tensor], *, caches: Mapping[str, StackCache] = NO_CACHES) -> States:
+    def states(self, batch: dict[str, Tensor], *, caches: Mapping[str, StackRecurrenceCache] = NO_CACHES) -> States:
         """Return the outputs of the model's stacks and of the layers of `keep_layers`. The model must be complete.
         `caches` as in `forward`."""
         return States(*self._run_layers(batch, None, caches=caches))
@@ -216,7 +216,7 @@ class Model(UsesContextRanks, nn.Module):
         x: Tensor | None = None,
         *,
         ended: Mapping[str, Tensor] = NONE_ENDED,
-        caches: Mapping[str, StackCache] = NO_CACHES,
+        caches: Mapping[str, StackRecurrenceCache] = NO_CACHES,
     ) -> dict[str, Tensor]:
         """Return the logits of each head.
 
@@ -238,7 +238,7 @@ class Model(UsesContextRanks, nn.Module):
 
     def empty_caches(
         self, rows: int, *, num_positions: int | None = None, farthest: int | None = None
-    ) -> dict[str, StackCache]:
+    ) -> dict[str, StackRecurrenceCache]:
         """Return empty recurrence caches of the model's stacks that have one. `num_positions`: length; None: that of
         the model's size."""
         caches, like = {}, next(self.parameters())
@@ -248,7 +248,9 @@ class Model(UsesContextRanks, nn.Module):
             block = self.spec.family.stacks[name]
             if layers and length and block.caches_states:
                 cached, width = block.cache_shape(size, length)
-                caches[name] = StackCache.empty(layers, (cached, rows, width), like=like.detach(), farthest=farthest)
+                caches[name] = StackRecurrenceCache.empty(
+                    layers, (cached, rows, width), like=like.detach(), farthest=farthest
+                )
         return caches
 
     def _logits(
@@ -301,7 +303,7 @@ class Model(UsesContextRanks, nn.Module):
         batch: dict[str, Tensor],
         x: Tensor | None,
         ended: Mapping[str, Tensor] = NONE_ENDED,
-        caches: Mapping[str, StackCache] = NO_CACHES,
+        caches: Mapping[str, StackRecurrenceCache] = NO_CACHES,
     ) -> tuple[dict[str, Tensor], dict[HeadInput, Tensor]]:
         """Run the layers of this chunk from the embedding, or from the previous chunk's output. Skip stacks in `ended`.
         Return the hidden states and the layer outputs that heads read."""

@@ -328,7 +328,7 @@ class Objective(SampleObjective):
 
     direction: Literal["forward", "alternating", "both"] = "forward"
     """Reading direction (unit `lane`): `alternating` reads every second sequence of a batch backward; `both` reads
-    every sequence in both directions, and a piece then has forward slices and `backward` slices."""
+    every sequence in both directions: the piece of a sequence has forward slices, followed by `backward` slices."""
     random_segment_prob: float = 0.0
     """Probability that a sequence has a second segment from another part of the corpus (unit `lane`), or another
     document (unit `document` with one document per sequence)."""

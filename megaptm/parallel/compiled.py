@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend, PatternAttend, are_offsets
 from megaptm.layers.kernels import MAX_COMPILED
-from megaptm.layers.layer import BaseStack, Layer, run
+from megaptm.layers.layer import Layer, run
 from megaptm.layers.split import Dropout
+from megaptm.layers.stack import BaseStack
 from megaptm.models.model import Model
 from megaptm.parallel.groups import device
 from megaptm.parallel.split import SharedLinear, tensor_rank_rng

@@ -27,7 +27,7 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.layers.layer import BaseStack
+from megaptm.layers.stack import BaseStack
 from megaptm.models.model import Model
 from megaptm.parallel.groups import device, replica_group
 

@@ -78,7 +78,7 @@ class EngineHook:
         """Called after an update or an evaluation. Not called after a rejected step."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers of the last training step, equal on all ranks, for the metrics of the run."""
+        """Return numbers of the last training step for the metrics of the run, the same on all ranks."""
         return {}
 
     def pieces(self) -> Iterable[TensorPiece]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from megaptm.batch import MicroBatch
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.errors import UserError
-from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.models.model import Model
 from megaptm.parallel.groups import Ranks
 from megaptm.parallel.hooks import EngineHook
@@ -37,7 +37,7 @@ class RecurrenceHook(EngineHook):
         self.evaluation = [RecurrenceCache(model) for model in models]
         self.current = self.training
         self._ranks = ranks
-        self._caches: list[dict[str, StackCache]] = [{} for _ in models]
+        self._caches: list[dict[str, StackRecurrenceCache]] = [{} for _ in models]
 
     @contextmanager
     def passes(
@@ -80,7 +80,7 @@ class RecurrenceCache:
         """Cached hidden states, (stack, layer) -> [R, M, D]."""
         self.filled: Tensor | None = None
         """Number of valid positions of each sample's recurrence cache, int64 [R]."""
-        self._noted: list[dict[str, StackCache]] = []
+        self._noted: list[dict[str, StackRecurrenceCache]] = []
         self._next_sample = 0
 
     def begin(self, num_samples: int, *, resizable: bool = False) -> None:
@@ -105,20 +105,20 @@ class RecurrenceCache:
         }
         self.filled = next((stack_cache.filled for stack_cache in caches.values()), None)
 
-    def next_samples(self, num_samples: int) -> dict[str, StackCache]:
+    def next_samples(self, num_samples: int) -> dict[str, StackRecurrenceCache]:
         """Return the recurrence cache of the next samples of the pass, by stack."""
         if not self.states:
             return {}
         assert self.filled is not None
         samples = slice(self._next_sample, self._next_sample + num_samples)
         self._next_sample += num_samples
-        caches: dict[str, StackCache] = {}
+        caches: dict[str, StackRecurrenceCache] = {}
         for stack in dict.fromkeys(stack for stack, _ in self.states):
             states = {n: state[samples].transpose(0, 1) for (name, n), state in self.states.items() if name == stack}
-            caches[stack] = StackCache(states, self.filled[samples])
+            caches[stack] = StackRecurrenceCache(states, self.filled[samples])
         return caches
 
-    def note_states(self, caches: dict[str, StackCache]) -> None:
+    def note_states(self, caches: dict[str, StackRecurrenceCache]) -> None:
         """Note the new hidden states of the samples that the model just read."""
         self._noted.append({stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()})
 

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from megaptm.layers.accumulate import EmbeddingLookup, linear
 from megaptm.layers.attention import AttentionCore
-from megaptm.layers.layer import BaseStack, Stack
 from megaptm.layers.norm import HeadNorm
 from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.split import (
@@ -43,6 +42,7 @@ from megaptm.layers.split import (
     UsesTensorRanks,
     VocabularyBias,
 )
+from megaptm.layers.stack import BaseStack, Stack
 from megaptm.losses.token import (
     SAMPLED_LOGIT_BYTES,
     ReplicatedTokenLoss,

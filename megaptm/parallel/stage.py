@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from megaptm.config import CommunicationConfig, Layout
 from megaptm.layers.attention import AttentionModule, PatternAttend
 from megaptm.layers.kernel_choice import AUTO
-from megaptm.layers.layer import Layer, Stack
+from megaptm.layers.layer import Layer
 from megaptm.layers.rng import RngReplay
+from megaptm.layers.stack import Stack
 from megaptm.models.chunk import ModelChunk, chunks
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput

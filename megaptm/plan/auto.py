@@ -64,7 +64,7 @@ def describe_choice(chosen: Candidate, result: Search, config: Config, machine: 
         f"{format_seconds(chosen.step.seconds)} a step, {needed:.1f} of {usable:.1f} GiB"
     )
 
-    other = next((other for other in result.fitting if other.layout.axes != layout.axes), None)
+    other = next((other for other in result.fitting if other.layout.axes_text != layout.axes_text), None)
     if other is None:
         return f"{line}; no other data x tensor x pipeline fits"
     parts, slower = chosen.step.parts(), other.step.seconds / chosen.step.seconds - 1

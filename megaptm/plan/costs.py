@@ -269,7 +269,7 @@ def _time_materialized(machine: Machine, work: Workload, pairs: float, key: int,
 
 def _gather_seconds(machine: Machine, work: Workload, sub: SubLayer, keys: str) -> PassTimes:
     """Return the planned seconds of the gather of keys and values over context ranks, and of the sum of their
-    gradients. They are put in order: read and written once more."""
+    gradients. The gathered parts are reordered, which reads and writes them once more."""
     layout = work.layout
     if layout.context == 1:
         return PassTimes(OperationTime(), OperationTime())

@@ -14,7 +14,7 @@ from megaptm.plan.workload import make_workload
 
 
 def elastic_layout(config: Config, room: Callable[[int], int], machine: Machine | None = None) -> Layout | None:
-    """Return the largest layout of the config that fits the remaining devices, or None if none fits.
+    """Return the largest layout of the config that fits the remaining devices, or None if all are too large.
 
     `room(t)`: number of ranks that get a device in groups of t. Layouts that differ in the data ranks alone come
     first, because their ranks hold the same weights as before. If `machine` is given, the memory of the fullest rank

@@ -72,7 +72,7 @@ def estimate_failures(
 
 def best_interval(stall: float, *, writing: float, between: float) -> float:
     """Return the seconds between checkpoints that cost the least time: sqrt(2 x stall x time between failures), but no
-    less than a checkpoint takes to write beside training (Young, 1974).
+    less than the time to write a checkpoint in the background (Young, 1974).
 
     `stall`: seconds that training waits for a checkpoint. `between`: mean seconds between two failures of the job.
     """

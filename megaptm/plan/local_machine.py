@@ -50,7 +50,8 @@ def find_local_machine() -> Machine:
 
 
 def _visible_gpus(gpus: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to processes: by index, or as many as it has names."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES, which lists indexes or UUIDs. For UUIDs, return as many of the first
+    GPUs."""
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is None:
         return gpus
     names = [name.strip() for name in chosen.split(",") if name.strip()]

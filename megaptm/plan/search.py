@@ -76,7 +76,8 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
 
 
 def fastest_layout(result: Search, config: Config, machine: Machine, devices: int) -> Candidate:
-    """Return the fastest layout of a search that fits. Raise UserError with the nearest one if none does."""
+    """Return the fastest layout of a search that fits. If no layout fits, raise UserError with the one that needs the
+    least memory."""
     if result.fitting:
         return result.fitting[0]
     where = f"{config.model.family}/{config.model.size} on {devices:,} x {machine.name}"

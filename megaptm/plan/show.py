@@ -62,7 +62,7 @@ def show_phases(plans: Sequence[Plan], console: Console) -> None:
 
 def format_layout(layout: Layout) -> str:
     """Return a layout as text: `data 8 x tensor 8 x pipeline 16 (3 chunks each), micro-batch 1, ...`."""
-    words = layout.axes
+    words = layout.axes_text
     words += f" ({layout.virtual} chunks each)" if layout.virtual > 1 else ""
     if layout.layers_by_chunk is not None:
         words += f" of {', '.join(map(str, layout.layers_by_chunk))} layers"

@@ -23,7 +23,7 @@ class Software:
     fused_activation: bool = True
     """Whether an activation function is one kernel, gated or not."""
     compiled: bool = False
-    """Whether a compiler fuses all operations between matrix products, as far as none waits for a sum over a row."""
+    """Whether a compiler fuses the operations between matrix products, except across sums over a row."""
     autocast: bool = False
     """Whether weights are float32 and cast for each micro-batch, and norms and the residual stream are float32."""
     fused_residual: bool = False

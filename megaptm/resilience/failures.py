@@ -90,7 +90,8 @@ class ProcessExit:
     @property
     def is_fault_of_machine(self) -> bool:
         """Whether the process may succeed if it is started again: it was killed, its device or a peer failed, or it
-        reported a failure that is no mistake of the user. A traceback of the program is none."""
+        reported a failure that is no mistake of the user. A traceback of the program is an error that a restart
+        repeats."""
         if self.code < 0:
             return True
         error = self.last_error

@@ -177,9 +177,9 @@ def created_branch(branch: Branch | None, *, is_creator: bool = True) -> Iterato
 def saved_recipe(run: Path, step: int) -> dict[str, Any]:
     """Return the values of a config that continues a checkpoint with the recipe that it was trained with.
 
-    Keys that do not belong to the recipe (`OnResume.YES`) have their values of today. So has the layout, unless the run
-    has phases, and `train.steps`, unless the learning rate decays until then. A checkpoint of an import has no config,
-    so its recipe is that of the run. Raise `UserError` for a damaged manifest.
+    Keys that do not belong to the recipe (`OnResume.YES`) have the present values of the run. So has the layout, unless
+    the run has phases, and `train.steps`, unless the learning rate decays until `train.steps`. A checkpoint of an
+    import has no config, so its recipe is that of the run. Raise `UserError` for a damaged manifest.
     """
     from megaptm.checkpoint.store import Store  # imports torch
 
@@ -201,7 +201,7 @@ def saved_recipe(run: Path, step: int) -> dict[str, Any]:
 
 
 def _has_own_layout(recipe: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
-    """Whether the recipe is of a phase of a run on the present number of processes."""
+    """Whether the recipe has phases, and its layout the present number of processes."""
     with suppress(ValidationError):  # a checkpoint is not trusted
         layouts = (Layout.model_validate(values.get("layout")) for values in (recipe, present))
         return bool(recipe.get("phases")) and len({layout.processes for layout in layouts}) == 1

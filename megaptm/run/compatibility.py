@@ -102,8 +102,8 @@ class EarlierPhaseError(UserError):
 
 
 def refuse_earlier_phase(checkpoint: Checkpoint, config: Config) -> None:
-    """Raise `EarlierPhaseError` if the checkpoint is older than the last change of the config, which would be trained
-    earlier."""
+    """Raise `EarlierPhaseError` if the checkpoint is older than the last change of the config, which would then take
+    effect at an earlier step."""
     if checkpoint.step < config.train.phase_start:
         raise EarlierPhaseError(
             f"{checkpoint.folder} is the newest undamaged checkpoint, but the config applies from step "
@@ -138,8 +138,8 @@ def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str], *, may_
 
 
 def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
-    """Return the key of `train.skip_batches` that the training of a checkpoint did not apply, or applied differently,
-    by the checkpoint's step.
+    """Return the checkpoints whose training skipped other batches than `skip` requires: step of the checkpoint -> first
+    differing key of `train.skip_batches`.
 
     Raises `UserError` if no other checkpoint is left to go back to.
     """

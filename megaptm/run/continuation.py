@@ -21,9 +21,8 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
     """Return the config that continues the run of `previous` from its newest checkpoint.
 
     Batch sizes of past steps, `data.cursors`, `train.phase_start` and batches skipped after spikes are those of the
-    run. If `config` has other values for the steps to come, and may (`accepts_changes`), these take effect at the
-    step of the checkpoint. The result is the same if `previous` is already that result, since ranks read it at
-    different times.
+    run. If `config` may change the run (`accepts_changes`), its other values take effect at the step of the checkpoint.
+    The result is the same if `previous` is already that result, since ranks read it at different times.
     """
     run = Path(config.run)
     done = newest_step(run) or 0
@@ -59,8 +58,8 @@ def _with_spikes(previous: Config, config: Config) -> Config:
 def with_due_phases(config: Config, done: int) -> Config:
     """Return the config with the phases that have begun within `done` steps, the last of which may begin now.
 
-    In the config of a run it is a change of this step, which `continue_config` describes. In a config that continues
-    one, only the values matter: its other phases began earlier.
+    For the config of a run, the new phase is a change at this step, as in `continue_config`. For a config that
+    continues a run, only the values matter, because `continue_config` finds the steps of its phases.
     """
     for phase in phases_after(config, config.train.phase_start):
         if phase.start > done:

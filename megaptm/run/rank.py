@@ -62,5 +62,5 @@ def check_processes(rank_env: RankEnvironment, layout: Layout) -> None:
     comparison = "more" if rank_env.world > layout.processes else "fewer"
     raise UserError(
         f"{rank_env.world} processes are {comparison} than the {layout.processes} the layout needs "
-        f"({layout.axes}): start {layout.processes}, or change layout.data."
+        f"({layout.axes_text}): start {layout.processes}, or change layout.data."
     )

@@ -176,7 +176,8 @@ def time_spent(jobs: list[JobTime]) -> TimeSpent:
 
 
 def _parts(job: JobTime, continued_from: int | None) -> dict[str, float]:
-    """Return the seconds of a job by purpose. `continued_from`: step after which later jobs did its steps again."""
+    """Return the seconds of a job by purpose. `continued_from`: step from which later jobs repeated this job's
+    steps."""
     if job.ready_time is None:
         return {"startup": max(0.0, job.end - job.launch_time)}
     spent = {"startup": max(0.0, job.ready_time - job.launch_time), **_measured_parts(job), "lost": 0.0}

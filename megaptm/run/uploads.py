@@ -22,7 +22,8 @@ def upload_targets(config: Config) -> dict[str, str]:
 
 
 def trust_uploads(source: Path | Mapping[str, Any], overrides: Sequence[str], config: Config) -> None:
-    """Trust the destinations that the user typed, or wrote in a config: those of a run's folder may be foreign."""
+    """Trust the destinations that the user typed, or wrote in a config. Destinations in a run's folder may come from
+    another user."""
     is_run = isinstance(source, Path) and source.is_dir()
     typed = {override.partition("=")[0] for override in overrides}
     named = [target for key, target in upload_targets(config).items() if key in typed or not is_run]

@@ -1,7 +1,7 @@
 """Tables that describe a model: Block, Size, Family, ModelSpec. Plain data, no torch.
 
 A family is the table of its paper. The code that builds a model reads only these fields. A value that no component
-supports is an error when the model is built (`layers.layer`), never ignored.
+supports is an error when the model is built (`layers.check_block`), never ignored.
 """
 
 from megaptm.spec.attention import (

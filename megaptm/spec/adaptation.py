@@ -14,7 +14,7 @@ from megaptm.spec.model import ModelSpec
 from megaptm.spec.size import Size
 
 HEADS = ("lm", "mlm")
-"""Heads that predict tokens. One starts from the other."""
+"""Heads that predict tokens. A head of one kind may start from a head of the other."""
 TOKEN_TABLE = "embed.token.weight"
 SIZES = ("layers", "width", "heads", "ffn", "key_width", "key_heads")
 ANY_WINDOW = 2
@@ -55,10 +55,10 @@ def takes_part(name: str, source: str) -> slice | None:
 
 
 def find_difference(spec: ModelSpec, source: ModelSpec) -> tuple[str, Any, Any] | None:
-    """Return the first property in which a model must equal the other model from which its weights start, but does not:
-    its name, value and the other value. None if there is none.
+    """Compare a model with the other model from which its weights start. Return the first property that must be equal
+    and is not: its name, its value and the other value. None if the models are compatible.
 
-    Free are the direction of attention, cross-attention, windows, dropout and the numbers of rotary positions.
+    The direction of attention, cross-attention, windows, dropout and the numbers of rotary positions may differ.
     """
     for name, own, other in _properties(spec, source):
         if own != other:
@@ -96,7 +96,7 @@ def _properties(spec: ModelSpec, source: ModelSpec) -> Iterator[tuple[str, Any, 
 
 
 def _comparable(block: Block, size: Size) -> Block:
-    """Return the block of a layer without what a model may change at its start."""
+    """Return the block of a layer without the properties in which a model may differ from its source."""
     record = block.attentions[0]
     free: dict[str, Any] = {"scale_width": record.scale_width or size.key_width, "dropout": True}
     free |= {"rope_base": 1.0, "rope_factor": 1.0, "rope_original_context": None}

@@ -43,7 +43,7 @@ class AttentionSpec:
     """Class of its linear layers and costs: `package.module:NAME`, a subclass of `SelfAttentionCosts`. No torch."""
     module: ClassVar[str] = "megaptm.layers.attention:SelfAttention"
     """Class of its torch module, a subclass of `AttentionModule`."""
-    stack: ClassVar[str] = "megaptm.layers.layer:Stack"
+    stack: ClassVar[str] = "megaptm.layers.stack:Stack"
     """Class of stacks whose layers have it, a subclass of `Stack`."""
     options: ClassVar[tuple[str, ...]] = ("dropout", "scale_width", *ROPE_OPTIONS)
     """Fields that a config may set, under `model.attention`. The others define the family."""

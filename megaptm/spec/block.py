@@ -30,7 +30,7 @@ class Visibility(NamedTuple):
     """
 
     causal: bool = False
-    """Whether a position attends to none after it."""
+    """Whether no position attends to a later one."""
     ordered: bool = False
     """Whether the batch's field `order` defines the attention mask."""
 
@@ -112,7 +112,7 @@ class ResidualSpec:
     kind: ClassVar[str] = "sum"
     """Name of the kind of residual connection."""
     stack: ClassVar[str] = ""
-    """Class of stacks with them: `package.module:NAME`, a subclass of `layers.layer.Stack`. Empty: the attention's."""
+    """Class of stacks with them: `package.module:NAME`, a subclass of `layers.stack.Stack`. Empty: the attention's."""
     streams: ClassVar[int] = 1
     """Number of residual streams. The output of a stack is all streams, concatenated along the width."""
     saves_activations: ClassVar[bool] = True

@@ -70,7 +70,7 @@ class InputSpec:
     """Standard deviation of the input's initial weights in families whose `init.rule` is `normal`. None: the
     family's."""
     size_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Values of `size_keys` for a size that has none."""
+    """Values of `size_keys` for a size that does not set them."""
     options: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 
@@ -90,7 +90,7 @@ class InputSpec:
         yield from ()
 
     def derived_sizes(self, spec: ModelSpec) -> Mapping[str, Any]:
-        """Return the values of the input's `size_keys` that follow from the model if its size has none."""
+        """Return the values of the input's `size_keys` that follow from the model if its size does not set them."""
         return {}
 
 
@@ -102,7 +102,8 @@ class TokenInput(InputSpec):
     costs = "megaptm.models.embed_costs:TokenCosts"
 
     def key_needing_sorted_ids(self, size: Size) -> str:
-        """Return the key of the section `model` that needs token ids sorted by frequency. Empty: none does."""
+        """Return the key of the section `model` that needs token ids sorted by frequency. Empty: ids may have any
+        order."""
         return ""
 
 

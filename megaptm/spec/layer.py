@@ -25,13 +25,13 @@ class LayerSpec:
     """Class of its linear layers and costs: `package.module:NAME`, a subclass of `layers.costs.LayerCosts`. No
     torch."""
     stack: ClassVar[str]
-    """Class of stacks with such layers, a subclass of `layers.layer.BaseStack`."""
+    """Class of stacks with such layers, a subclass of `layers.stack.BaseStack`."""
     reason: ClassVar[str]
     """Property that error messages give as their reason: `is recurrent`."""
     block_fields: ClassVar[tuple[str, ...]] = ()
     """Fields of a block that these layers use. The others keep their defaults."""
     caches_states: ClassVar[bool] = False
-    """Whether layers continue from a cache of their states in earlier sequences (`StackCache`)."""
+    """Whether layers continue from a cache of their states in earlier sequences (`StackRecurrenceCache`)."""
     reads_table: ClassVar[bool] = False
     """Whether the input width of the first layer is that of the token table instead of the stack's."""
 

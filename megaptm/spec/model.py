@@ -94,7 +94,7 @@ class ModelSpec:
         return self.size_of(stack).width * self.family.stacks[stack].residual.streams
 
     @property
-    def longest(self) -> int | None:
+    def max_text_length(self) -> int | None:
         """Return the maximum length in tokens of a text that the model can read. None: unlimited, without learned
         positions."""
         blocks = self.family.stacks.values()

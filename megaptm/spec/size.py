@@ -35,8 +35,7 @@ class Size:
     """Whether the output projection is the token table, where sizes of a family differ. None: as in the family."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Key of the section `model` of a config -> value, for inputs whose values differ among sizes
-    (`InputSpec.size_keys`)."""
+    """Values of inputs that differ among sizes, by key of the section `model` of a config (`InputSpec.size_keys`)."""
     context: int | None = None
     """Number of learned positions, where sizes of a family differ. None: the family's."""
 
@@ -60,7 +59,7 @@ class Size:
 
     @property
     def cached_positions(self) -> int:
-        """Return the length of the recurrence cache of this size in positions; 0 if there is none."""
+        """Return the length of the recurrence cache of this size in positions; 0 without a cache."""
         return self.memory or 0
 
     @property

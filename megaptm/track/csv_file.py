@@ -15,8 +15,8 @@ FILE = "metrics.csv"
 
 
 class CsvFile:
-    """Writer of the table of metrics. A new job writes the table anew from the journal, so no line is repeated after a
-    kill."""
+    """Writer of the table of metrics. A new job writes the complete table again from the journal, so no line is
+    repeated after a kill."""
 
     def __init__(self, run: Path, state: UploadState) -> None:
         self._path = run / FILE
@@ -26,8 +26,8 @@ class CsvFile:
         state.uploaded_bytes = 0
 
     def send(self, records: Sequence[dict[str, Any]]) -> None:
-        """Append the metrics of these records. A new metric becomes the last column, for which the file is written
-        anew."""
+        """Append the metrics of these records. A new metric becomes the last column; the complete file is then written
+        again."""
         rows = [record for record in records if "step" in record]
         new = dict.fromkeys(key for row in rows for key in row if key not in self._columns)
         if new:

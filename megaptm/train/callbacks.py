@@ -122,8 +122,9 @@ class Callbacks:
         while self.committed:
             self._call_callbacks("on_checkpoint", *self.committed.popleft())
 
-    def requests(self) -> tuple[bool, bool]:
-        """Return whether a callback asks to end the run as complete, and to save; the second is then met."""
+    def take_requests(self) -> tuple[bool, bool]:
+        """Return whether callbacks request the end of the run as complete, and whether they request a checkpoint. The
+        request for a checkpoint is cleared."""
         wants_save, self.state.wants_save = self.state.wants_save, False
         return self.state.stop_reason is not None, wants_save
 

@@ -52,9 +52,9 @@ from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
-from megaptm.train.behind_training import BehindTraining
 from megaptm.train.callbacks import STATE as CALLBACKS
 from megaptm.train.callbacks import Callbacks
+from megaptm.train.copy_thread import CopyThread
 from megaptm.train.early_stop import FIELD as EARLY_STOP
 from megaptm.train.early_stop import build_early_stop
 from megaptm.train.save_timer import SaveTimer
@@ -78,7 +78,7 @@ class Checkpointer:
         lock: RunLock | None,
         events: Events | None,
         callbacks: Callbacks,
-        copies: Sequence[BehindTraining] = (),
+        copies: Sequence[CopyThread] = (),
     ) -> None:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
@@ -228,7 +228,7 @@ class Checkpointer:
         return None
 
     def _commit_checkpoint(
-        self, step: int, state: dict[str, Any], start_time: float, due: Sequence[BehindTraining]
+        self, step: int, state: dict[str, Any], start_time: float, due: Sequence[CopyThread]
     ) -> None:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
@@ -238,7 +238,7 @@ class Checkpointer:
             if self.timer is not None:
                 self.timer.writing = seconds
             for copies in due:
-                copies.begin(step)
+                copies.start(step)
 
     def _retained_steps(self, steps: list[int]) -> set[int]:
         """Return the steps whose checkpoints are retained besides the newest: by the config, or being copied."""
@@ -268,8 +268,8 @@ class Checkpointer:
 
 
 def newest_checkpoint(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint of a run, or None if there is none. Each rank verifies its share of the
-    files.
+    """Return the newest undamaged checkpoint of a run; None if the run has saved no checkpoint. Each rank verifies its
+    share of the files.
 
     Verifying terabytes may take any time: see `Background.finish`. Rank 0 sets aside only damaged checkpoints; a
     checkpoint that one rank cannot read is an error on all.
@@ -293,7 +293,7 @@ def newest_checkpoint(store: Store, rank_env: RankEnvironment) -> Checkpoint | N
 
 
 def refuse_missing_checkpoints(run: Path) -> None:
-    """Raise UserError if the journal mentions checkpoints and the run folder has none."""
+    """Raise UserError if the journal mentions checkpoints but the run folder is empty."""
     if saved := last_saved_step(run):
         raise UserError(
             f"the journal of {run} has a checkpoint of step {saved:,}, but {run / FOLDER} is empty. Check that its "

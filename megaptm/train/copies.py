@@ -1,4 +1,4 @@
-"""Copies of a run's checkpoints: for Hugging Face, and on another disk or an object store."""
+"""Copies of a run's checkpoints: in Hugging Face's format, and in another folder or on an object store."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.resilience.events import Events, HubExportEvent, UploadEvent
 from megaptm.run.checkpoint_copy import copies_location, copy_checkpoint, last_copied_step
-from megaptm.train.behind_training import BehindTraining
+from megaptm.train.copy_thread import CopyThread
 from megaptm.train.hub_export import export_copy, is_export_due
 
 
-def start_copies(run: Path, config: Config, events: Events) -> list[BehindTraining]:
-    """Start the threads of rank 0 that copy committed checkpoints, as the config says."""
+def start_copies(run: Path, config: Config, events: Events) -> list[CopyThread]:
+    """Start the threads of rank 0 that make the configured copies of committed checkpoints."""
     copies = []
     if config.hub.export_every is not None:
         export, is_due = partial(export_copy, run, config), partial(is_export_due, config)
-        copies.append(BehindTraining("Hugging Face copy", export, HubExportEvent, events, is_due=is_due))
+        copies.append(CopyThread("Hugging Face copy", export, HubExportEvent, events, is_due=is_due))
     if (target := copies_location(config)) is not None:
         upload = partial(copy_checkpoint, run, target=target)
         # The node of a run that was stopped may be lost with its disk.
-        copies.append(BehindTraining("upload", upload, UploadEvent, events, ends=(0, EXIT_CONTINUE)))
+        copies.append(CopyThread("upload", upload, UploadEvent, events, awaited_codes=(0, EXIT_CONTINUE)))
     return copies
 
 

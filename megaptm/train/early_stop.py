@@ -45,7 +45,7 @@ class EarlyStop:
             self.num_worse += 1
 
     def reason(self) -> str | None:
-        """Return why the run ends here; None if it goes on."""
+        """Return the reason to end the run here; None if it continues."""
         if self.config is None or self.num_worse < self.config.patience:
             return None
         return (
@@ -65,8 +65,8 @@ class EarlyStop:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint. Counting starts again if it has none, or that of another metric or
-        recipe."""
+        """Restore the state of a checkpoint. Counting starts again if the checkpoint has no such state, or the state of
+        another metric or recipe."""
         self.lowest, self.num_worse = None, 0
         if self.config is None or (state.get("metric"), state.get("recipe")) != (self.config.metric, self.recipe):
             return

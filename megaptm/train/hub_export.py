@@ -1,4 +1,4 @@
-"""Hugging Face copies of checkpoints, written by another process beside training (`hub.export_every`)."""
+"""Hugging Face copies of checkpoints, written by another process in the background (`hub.export_every`)."""
 
 from __future__ import annotations
 

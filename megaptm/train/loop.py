@@ -116,7 +116,7 @@ def train(run: Training, *, start: int) -> int | None:
         is_due = run.checkpointer.is_due(done)
         with run.seconds.spent_on("data"):  # of the slowest rank
             stopping, is_complete, wants_save, saves = any_rank_each(
-                run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.requests(), is_due
+                run.stop.requested or config.stop_at == done or has_failed, *run.callbacks.take_requests(), is_due
             )
         is_last = is_last or is_complete
         if (times := run.stragglers.exchange(done)) is not None and run.report is not None:

@@ -33,10 +33,10 @@ from megaptm.run.folder import enter_due_phases
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.train.batch_source import StepSource
-from megaptm.train.behind_training import BehindTraining
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.checkpointer import Checkpointer
 from megaptm.train.copies import refuse_other_copies, start_copies
+from megaptm.train.copy_thread import CopyThread
 from megaptm.train.device_use import peak_flops
 from megaptm.train.divided_checks import divide_checks
 from megaptm.train.engines import build_engine, build_source
@@ -69,11 +69,12 @@ class Job:
     report: StepReport | None = None
     seconds: SecondsSpent = field(default_factory=SecondsSpent)
     source: StepSource | None = None
-    copies: Sequence[BehindTraining] = ()
+    copies: Sequence[CopyThread] = ()
     """Threads that copy committed checkpoints, only on rank 0."""
 
-    def begin_copies(self) -> None:
-        """Start to copy the checkpoints that are saved from here on, as the config says. All ranks call this."""
+    def start_copies(self) -> None:
+        """Start the threads that copy the checkpoints saved from now on, if the config has copies. All ranks call
+        this."""
         events = self.events
         if self.config.checkpoint.upload_to is not None:
             with self.heartbeat.during("loading"), self.stop.interrupt_waits():
@@ -82,19 +83,19 @@ class Job:
             self.copies = start_copies(self.run, self.config, events)
 
     def finish_copies(self, code: int) -> None:
-        """Wait for the copies of checkpoints that this exit code of the run needs; others are discarded. A job that was
-        stopped waits only so long that it ends in time. All ranks call this."""
-        needed = [copies for copies in self.copies if code in copies.ends]
+        """Wait for the copies of checkpoints that are needed at this exit code of the run; discard other copies. A job
+        that was stopped waits at most `STOP_SECONDS`. All ranks call this."""
+        needed = [copies for copies in self.copies if code in copies.awaited_codes]
         deadline = time.monotonic() + (STOP_SECONDS if code == EXIT_CONTINUE else math.inf)
 
-        def wait() -> bool:
+        def wait_for_copies() -> bool:
             return all(copies.wait(WAIT_SECONDS) for copies in needed) or time.monotonic() > deadline
 
         if self.config.hub.export_every is not None or self.config.checkpoint.upload_to is not None:
             is_done = False
             while not is_done:
                 with self.heartbeat.during("saving"):  # again and again: an upload may take hours
-                    is_done = broadcast_object(run_on_all_ranks(wait))
+                    is_done = broadcast_object(run_on_all_ranks(wait_for_copies))
             for copies in needed:
                 for step in copies.steps:
                     self.log(f"the {copies.name} of step {step:,} is not complete: the job ends")

@@ -95,7 +95,7 @@ def _run_rank(
         watch_each_other(heartbeat, run, config, rank_env)
     watch_gpu(run, rank_env.rank)
     job = Job(run, config, rank_env, lock, events, stop, heartbeat, callbacks, log, timeout_minutes=minutes)
-    job.begin_copies()
+    job.start_copies()
     job.enter_due_phases()
     training, start = job.open_phase(starts_job=True)
     code = EXIT_FAILURE

@@ -162,7 +162,7 @@ FAULTS = [
     ),
     (
         arguments_only("--time", "15"),
-        r"time: a job of 15 min is signaled to save 15 min before its end, which is immediately: raise --time",
+        r"time: a job of 15 min gets its signal to save 15 min before its end, so it would save immediately: raise",
     ),
     (
         arguments_only("--time", "16", *MACHINE),

@@ -44,8 +44,8 @@ def test_layout_of_a_phase_fits_the_devices():
         "{layouts: {2: {tensor: 2}, 4: {tensor: 2, pipeline: 2}}}",
         more=(layouts, "devices=4", "layout.distributed_optimizer=true", "train.batch=32"),
     )
-    assert (first.layout.axes, first.layout.recompute) == ("data 4 x tensor 1 x pipeline 1", "attention")
-    assert (second.layout.axes, second.layout.recompute) == ("data 1 x tensor 2 x pipeline 2", "none")
+    assert (first.layout.axes_text, first.layout.recompute) == ("data 4 x tensor 1 x pipeline 1", "attention")
+    assert (second.layout.axes_text, second.layout.recompute) == ("data 1 x tensor 2 x pipeline 2", "none")
     assert second.layout.distributed_optimizer
 
 

@@ -52,7 +52,7 @@ from torch._inductor.ir import MultiOutput
 from torch._inductor.virtualized import V
 
 from megaptm.layers import kernels
-from megaptm.layers.layer import Stack, StackInputs
+from megaptm.layers.stack import Stack, StackInputs
 from megaptm.layers.mask import Mask
 from megaptm.models.model import Model, even_chunks
 from megaptm.parallel import compiled

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from data_pipeline.inspection import format_count, show_sample, shown_recipe, summary_table
+from data_pipeline.inspection import corpus_table, format_count, show_sample, shown_recipe
 from megaptm.batch import IGNORED, BatchSpec, fields
 from megaptm.families.vit.token_types import LABELS
 
@@ -49,6 +49,6 @@ def test_summary_of_text_and_image_corpora(made_from, dtype, rows):
     split = SimpleNamespace(samples=2, tokens=7, bytes=9, shards=(0,))
     manifest = SimpleNamespace(id="1f", splits={"train": split}, made_from=made_from, dtype=dtype)
     console = Console(file=io.StringIO(), width=120)
-    console.print(summary_table(SimpleNamespace(manifest=manifest), SimpleNamespace(kind="words", vocabulary=5)))
+    console.print(corpus_table(SimpleNamespace(manifest=manifest), SimpleNamespace(kind="words", vocabulary=5)))
     lines = [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
     assert lines[:3] == ["id 1f", *rows]

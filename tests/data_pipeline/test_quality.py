@@ -110,7 +110,7 @@ def test_functions_score_batches():
     retained, dropped = run(step, "ABcd", "abcd", "ABCD")
     assert [document.notes for document in retained] == [{"capitals": 0.5}, {"capitals": 1.0}]
     assert dropped.counts == {"score-quality: capitals below 0.25": 1}
-    assert step.inputs() == (__file__,)
+    assert step.input_files() == (__file__,)
 
 
 def test_a_function_must_score_each_text():

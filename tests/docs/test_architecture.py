@@ -51,7 +51,7 @@ def members(body: list[ast.stmt]) -> dict[str, ast.stmt]:
 
 
 def is_code(name: str) -> bool:
-    """Return whether code such as `layers.layer.Stack.forward` exists, under megaptm or the root."""
+    """Return whether code such as `layers.stack.Stack.forward` exists, under megaptm or the root."""
     words = name.removeprefix("megaptm.").split(".")
     folder = ROOT if words[0] in TOP else ROOT / "megaptm"
     while words and (folder / words[0]).is_dir():

@@ -26,8 +26,8 @@ from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights, import_weights
-from megaptm.layers.layer import StackInputs
 from megaptm.layers.mask import self_mask
+from megaptm.layers.stack import StackInputs
 from megaptm.losses.token import cumulative_shares, pick_token
 from megaptm.models.initial import fill
 from megaptm.models.model import Model

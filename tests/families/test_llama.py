@@ -18,8 +18,8 @@ from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_
 from megaptm.hub.import_run import import_run
 from megaptm.inference.generate import with_cache
 from megaptm.layers.attention import score_scale
-from megaptm.layers.layer import Stack
 from megaptm.layers.layer_costs import sublayers
+from megaptm.layers.stack import Stack
 from megaptm.spec import ModelSpec, RopeNumbers, Size, change, published, with_attention_options
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, make_random_reference

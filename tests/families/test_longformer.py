@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.layers import sparse
-from megaptm.layers.layer import Stack
 from megaptm.layers.sparse import global_positions
+from megaptm.layers.stack import Stack
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from megaptm.spec import published
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec

@@ -10,7 +10,7 @@ from megaptm.errors import UserError
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.families.registry import Registry
 from megaptm.families.transformer_xl.spec import RelativeSpec
-from megaptm.layers.layer import stack_class
+from megaptm.layers.stack import stack_class
 from megaptm.spec import Block
 
 

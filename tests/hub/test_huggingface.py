@@ -64,7 +64,7 @@ def test_export_equals_transformers_and_round_trips(family: str, tmp_path: Path)
     spec, weights = imported.spec, imported.weights
     not_exported = {rule.name for rule in find_counterpart(model.spec).rules if not rule.hf_names}
     assert set(imported.absent) == not_exported
-    assert (spec.size, spec.vocabulary, 24 if spec.longest is None else spec.context) == (
+    assert (spec.size, spec.vocabulary, 24 if spec.max_text_length is None else spec.context) == (
         # Written by the export, where megaptm derives it from the context.
         replace(model.spec.size, head_width=spec.size.head_width, inputs=spec.size.inputs),
         model.spec.vocabulary,

@@ -67,7 +67,10 @@ def test_dry_run_prints_the_number_of_jobs(launch):
         (["--nodes", "0"], "--nodes 0: a job needs at least one node"),
         (["--machine", "a100"], "--machine a100: no such machine; did you mean a100-"),
         (["--time", "soon"], "--time soon is not a time"),
-        (["--time", "10"], "a job of 10 min is signaled to save 15 min before its end, which is immediately"),
+        (
+            ["--time", "10"],
+            "a job of 10 min gets its signal to save 15 min before its end, so it would save immediately",
+        ),
         (["--machine", "v100-32g", *HUGE], "a rank needs 72.9 GiB of the 29.7 usable GiB of a device of V100 32 GB"),
         (["--sbatch=--nodes=4"], "--sbatch must not contain --nodes (-N): use --nodes."),
         (["--sbatch=-N4"], "--sbatch must not contain --nodes (-N): use --nodes."),

@@ -21,8 +21,8 @@ from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.custom_pattern import CustomPattern, load_pattern
 from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice, choose_kernel
-from megaptm.layers.layer import Stack
 from megaptm.layers.layer_costs import sublayers
+from megaptm.layers.stack import Stack
 from megaptm.spec import AttentionSpec, Block, PatternSpec, Size
 from tests import ROOT
 from tests.layers.on_a_gpu import ALL_PACKAGES

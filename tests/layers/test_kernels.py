@@ -21,10 +21,10 @@ from megaptm.layers import attention, kernel_choice, kernels
 from megaptm.layers.attention import PatternAttend
 from megaptm.layers.kernel_choice import KERNELS, AttentionWork, ComputeDevice, choose_kernel
 from megaptm.layers.kernels import attend_capped, attend_with_kernel, block_mask, describe_device, kernel_window
-from megaptm.layers.layer import Stack
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.sparse import GlobalPositions
+from megaptm.layers.stack import Stack
 from megaptm.models.model import Model
 from megaptm.parallel.global_tokens import GlobalTokensHook
 from tests import ROOT

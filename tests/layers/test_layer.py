@@ -14,9 +14,10 @@ from megaptm.families.reformer.attention import HashedAttend
 from megaptm.layers.attention import Attend
 from megaptm.layers.feedforward import FeedForward, gelu_tanh
 from megaptm.layers.feedforward_costs import GatedCosts
-from megaptm.layers.layer import Layer, Stack
+from megaptm.layers.layer import Layer
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Dropout
+from megaptm.layers.stack import Stack
 from megaptm.models.model import Model
 from megaptm.spec import Block, FFNSpec, NormSpec, Size, change
 from tests.models.tiny import FAMILIES, mean_losses, tiny_batch, tiny_model, tiny_spec

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.families.elmo.stack import ProjectedLSTMStack
-from megaptm.layers.layer import Stack, StackInputs
 from megaptm.layers.mask import Mask
+from megaptm.layers.stack import Stack, StackInputs
 from megaptm.spec import Size
 
 

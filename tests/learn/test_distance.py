@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.families.elmo.stack import ProjectedLSTMStack
-from megaptm.layers.layer import Stack, StackInputs
 from megaptm.layers.mask import Mask
+from megaptm.layers.stack import Stack, StackInputs
 from megaptm.spec import Size
 
 LENGTH, BATCH, STEPS, WIDTH = 96, 32, 300, 32

@@ -15,7 +15,7 @@ from megaptm.data import open_mix
 from megaptm.data.mix import Mix
 from megaptm.errors import UserError
 from megaptm.families.xlnet.objectives import PermutationLM, attention_order, choose_spans
-from megaptm.families.xlnet.stack import attended_by_both
+from megaptm.families.xlnet.stack import two_stream_mask
 from megaptm.layers.mask import self_mask
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.data.corpora import tiny_corpus, tiny_special
@@ -119,7 +119,7 @@ def test_partial_k_sets_the_number_of_labels(partial_k: int) -> None:
 def test_attention_mask_of_both_streams() -> None:
     sample = make_sample()
     batch = {name: torch.from_numpy(value)[None] for name, value in sample.items()}
-    dense = attended_by_both(self_mask(batch, "", "ordered"), batch["masked_positions"])[0, 0].numpy()
+    dense = two_stream_mask(self_mask(batch, "", "ordered"), batch["masked_positions"])[0, 0].numpy()
     text, queries = dense[:64], dense[64:]
     is_target = np.zeros(64, dtype=bool)
     is_target[sample["masked_positions"][sample["labels"] != -100]] = True

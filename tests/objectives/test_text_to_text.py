@@ -86,7 +86,7 @@ def test_corpora_without_parts_use_span_corruption(tmp_path):
     assert documents[1] / documents[0] == pytest.approx(60 / 40, rel=1e-3)
     short = build_objective({"text-to-text": {"max_target_length": 8}})
     with pytest.raises(
-        UserError, match="whose decoder_sequences have 14 positions, more than its own 8: raise `max_target_length`, or"
+        UserError, match="have 14 positions, more than the 8 of text-to-text: raise `max_target_length`"
     ):
         open_mix(mix, objective=short, sequence=64, seed=0, special=SPECIAL)
     for number in range(40):

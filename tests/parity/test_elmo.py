@@ -18,7 +18,7 @@ from torch import Tensor
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
 from megaptm.families.elmo.every_layer import every_layer
-from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 
@@ -81,7 +81,7 @@ def build_released(arrays: Mapping[str, np.ndarray], spec: ModelSpec) -> Model:
     return model
 
 
-def check_states(arrays: Mapping[str, np.ndarray], prefix: str, caches: Mapping[str, StackCache]) -> None:
+def check_states(arrays: Mapping[str, np.ndarray], prefix: str, caches: Mapping[str, StackRecurrenceCache]) -> None:
     for stack, released_name in zip(DIRECTIONS, ("forward", "backward"), strict=True):
         for layer, state_1BF in caches[stack].states.items():
             expected = np.concatenate([arrays[f"{prefix}/{released_name}/{layer}/{part}"] for part in "hc"], -1)
@@ -102,7 +102,7 @@ def test_layers_and_states_of_consecutive_batches_equal_released_code() -> None:
         lengths = (characters > 0).any(-1).sum(-1)
         size = len(lengths)
         batch_caches = {
-            stack: StackCache(
+            stack: StackRecurrenceCache(
                 {layer: state[:, :size] for layer, state in stack_cache.states.items()}, stack_cache.filled[:size]
             )
             for stack, stack_cache in caches.items()
@@ -119,7 +119,7 @@ def test_layers_and_states_of_consecutive_batches_equal_released_code() -> None:
         check_states(arrays, f"batch/{index}/state_after", caches)
 
 
-def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, StackCache]]]:
+def run_training_steps() -> tuple[Model, list[Tensor], list[dict[str, StackRecurrenceCache]]]:
     arrays, options = golden("training")
     model = build_released(arrays, make_spec(options))
     caches, losses, states = model.empty_caches(2), [], []

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.models.model import Model
 from megaptm.spec import Family, ModelSpec, Size, change
 
@@ -137,7 +137,7 @@ def make_segment(case: str, index: int) -> dict[str, Tensor]:
     return {"tokens": stream[:, start : start + LENGTH], "labels": stream[:, start + 1 : start + LENGTH + 1]}
 
 
-def make_cache(model: Model, start: str, config: dict[str, Any]) -> dict[str, StackCache]:
+def make_cache(model: Model, start: str, config: dict[str, Any]) -> dict[str, StackRecurrenceCache]:
     """Return the initial recurrence cache: empty, or zeros that are attended to (`zeros_start`)."""
     caches = model.empty_caches(ROWS)
     stack_cache = caches["decoder"]

@@ -9,7 +9,7 @@ from megaptm.commands.checkpoint import copy
 from megaptm.resilience.events import Events, UploadEvent, read_events
 from megaptm.run.uploads import TRUSTED
 from megaptm.storage import read_file
-from megaptm.train.behind_training import BehindTraining
+from megaptm.train.copy_thread import CopyThread
 from tests.commands import run_command
 from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
@@ -66,18 +66,18 @@ def test_waiting_checkpoint_is_left_out_for_a_newer_one(tmp_path):
         done.append(step)
 
     with Events(tmp_path) as events:
-        copies = BehindTraining("upload", work, UploadEvent, events)
-        copies.begin(1)
+        copies = CopyThread("upload", work, UploadEvent, events)
+        copies.start(1)
         assert started.wait(60)
-        copies.begin(2)
-        copies.begin(3)
+        copies.start(2)
+        copies.start(3)
         assert copies.steps == {1, 3}
         assert not copies.wait(0.2)
         release.set()
         assert copies.wait(60)
     assert (done, copies.steps) == ([1, 3], set())
     problems = {event["step"]: event["problem"] for event in events_of(tmp_path, "upload")}
-    assert problems == {1: None, 2: "it was not begun before step 3 was saved", 3: None}
+    assert problems == {1: None, 2: "it had not started when step 3 was saved", 3: None}
 
 
 def test_copies_of_another_run_are_not_overwritten(real_corpus, tmp_path):

@@ -41,7 +41,7 @@ class CheckpointConfig(Section):
     keep: KeepConfig = KeepConfig()
     upload_to: str | None = None
     """URL or folder, as in s3://bucket/runs. Each committed checkpoint is copied to the folder there with the name of
-    the run, beside training. `megaptm checkpoint copy` brings them back. Default: no copies."""
+    the run, in the background. `megaptm checkpoint copy` brings them back. Default: no copies."""
     asynchronous: bool = True
     """Continue training while a checkpoint is written, from a copy of weights and moments in host memory; the last step
     and a signal wait for it."""
@@ -74,8 +74,8 @@ class CheckpointConfig(Section):
 
 
 class HubConfig(Section):
-    """Hugging Face copies of checkpoints, which another process writes beside training, with the CPU of the first node.
-    If that fails, training warns and goes on."""
+    """Hugging Face copies of checkpoints. A process without GPU on the first node writes them in the background. If a
+    copy fails, a warning is logged and training continues."""
 
     export_every: Count | None = None
     """Export the first checkpoint of every so many steps, and the last, to the folder `hf` of the checkpoint. It is

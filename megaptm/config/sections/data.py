@@ -32,7 +32,7 @@ MixEntry = Annotated[Any, AfterValidator(_check_mix_value)]
 
 
 class CursorsConfig(Section):
-    """Read position from which a run that was continued with other data goes on. Written by `megaptm train`."""
+    """Read position of each corpus at which a run continues after a change of its data. Written by `megaptm train`."""
 
     step: Annotated[int, Field(ge=0)]
     """Step at which the data were changed."""

@@ -39,7 +39,7 @@ TEMPLATES = ("a photo of a {}.",)
 def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
     """Return CLIP's normalized vectors of texts [N, E], float32 on the CPU, in the joint space with images."""
     task = image_text_task(loaded)
-    special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.longest or task.text_length)
+    special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.max_text_length or task.text_length)
     rows = [text_input(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
     if not rows:
         raise UserError("texts is empty: give at least one text.")

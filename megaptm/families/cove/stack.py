@@ -9,9 +9,9 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from megaptm.families.cove.lstm import LSTM, AttentiveLSTM, BidirectionalLSTM, run_decoder
-from megaptm.layers.layer import BaseStack, StackInputs
 from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.split import Dropout
+from megaptm.layers.stack import BaseStack, StackInputs
 from megaptm.spec import Block, Size
 
 

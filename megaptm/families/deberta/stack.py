@@ -12,9 +12,9 @@ from torch import Tensor
 from megaptm.families.deberta.attention import distance_rows
 from megaptm.families.deberta.convolution import Convolution
 from megaptm.families.deberta.spec import DisentangledSpec
-from megaptm.layers.layer import AttentionInputs, Stack, StackInputs
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Embedding
+from megaptm.layers.stack import AttentionInputs, Stack, StackInputs
 from megaptm.spec import AttentionSpec
 
 

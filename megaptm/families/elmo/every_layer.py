@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.models.model import NO_CACHES, Model
 from megaptm.spec import EMBEDDED, HeadInput
 
@@ -26,7 +26,7 @@ def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 def every_layer(
-    model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, caches: Mapping[str, StackCache] = NO_CACHES
+    model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, caches: Mapping[str, StackRecurrenceCache] = NO_CACHES
 ) -> Tensor:
     """Return the outputs of every layer of ELMo, [L + 1, B, S, 2 D]: word embeddings, twice, then both directions of
     each layer, concatenated. Values at padding are undefined. `caches` as in `Model.forward`."""
@@ -60,10 +60,10 @@ class ScalarMix(nn.Module):
         self.weights, self.scale = nn.Parameter(torch.zeros(layers)), nn.Parameter(torch.ones(()))
         self.norm, self.dropout = norm, nn.Dropout(dropout)
 
-    def forward(self, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
-        """Return the weighted sum of ELMo's layers, [B, S, D]. `here_BS`: positions that are not padding."""
+    def forward(self, layers_LBSD: Tensor, valid_BS: Tensor) -> Tensor:
+        """Return the weighted sum of ELMo's layers, [B, S, D]. `valid_BS`: positions that are not padding."""
         if self.norm:
-            layers_LBSD = torch.stack([_normalize_layer(one_BSD, here_BS) for one_BSD in layers_LBSD])
+            layers_LBSD = torch.stack([_normalize_layer(one_BSD, valid_BS) for one_BSD in layers_LBSD])
         mixed_BSD: Tensor = self.dropout(self.scale * torch.einsum("l,lbsd->bsd", self.weights.softmax(0), layers_LBSD))
         return mixed_BSD
 
@@ -96,26 +96,26 @@ class TaskWithLayers(nn.Module):
         self.task = task
         self.mixes = nn.ModuleDict({end: ScalarMix(layers, norm=norm, dropout=dropout) for end in at})
 
-    def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+    def forward(self, x_BSI: Tensor, layers_LBSD: Tensor, valid_BS: Tensor) -> Tensor:
         """Return the output of a task model on ELMo's layers, [B, S, O + D] with a mix at the output, otherwise [B, S,
-        O]. `here_BS` as in `ScalarMix`."""
-        output_BSO = self.task(self._with_mix("input", x_BSI, layers_LBSD, here_BS))
-        return self._with_mix("output", output_BSO, layers_LBSD, here_BS)
+        O]. `valid_BS` as in `ScalarMix`."""
+        output_BSO = self.task(self._with_mix("input", x_BSI, layers_LBSD, valid_BS))
+        return self._with_mix("output", output_BSO, layers_LBSD, valid_BS)
 
-    def _with_mix(self, end: str, x_BSI: Tensor, layers_LBSD: Tensor, here_BS: Tensor) -> Tensor:
+    def _with_mix(self, end: str, x_BSI: Tensor, layers_LBSD: Tensor, valid_BS: Tensor) -> Tensor:
         if end not in self.mixes:
             return x_BSI
-        return torch.cat([x_BSI, self.mixes[end](layers_LBSD, here_BS)], -1)
+        return torch.cat([x_BSI, self.mixes[end](layers_LBSD, valid_BS)], -1)
 
     def penalty(self, strength: float) -> Tensor:
         """Return the sum of the penalties of all mixes of ELMo's layers in the task model."""
         return torch.stack([mix.penalty(strength) for mix in self.mixes.values() if isinstance(mix, ScalarMix)]).sum()
 
 
-def _normalize_layer(x_BSD: Tensor, here_BS: Tensor) -> Tensor:
+def _normalize_layer(x_BSD: Tensor, valid_BS: Tensor) -> Tensor:
     """Normalize a layer of ELMo by mean and variance over all words (arXiv:1802.05365, 3.2)."""
-    here_BS1 = here_BS[:, :, None].to(x_BSD.dtype)
-    count = here_BS1.sum() * x_BSD.shape[-1]
-    mean = (x_BSD * here_BS1).sum() / count
-    variance = ((x_BSD - mean) * here_BS1).square().sum() / count
+    valid_BS1 = valid_BS[:, :, None].to(x_BSD.dtype)
+    count = valid_BS1.sum() * x_BSD.shape[-1]
+    mean = (x_BSD * valid_BS1).sum() / count
+    variance = ((x_BSD - mean) * valid_BS1).square().sum() / count
     return (x_BSD - mean) / (variance + 1e-12).sqrt()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from megaptm.families.elmo.spec import ProjectedLSTMSpec
 from megaptm.layers.costs import LayerCosts
-from megaptm.layers.layer import BaseStack, StackInputs
 from megaptm.layers.layer_costs import sublayers
-from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.layers.split import Dropout, Linear
+from megaptm.layers.stack import BaseStack, StackInputs
 from megaptm.spec import Block, Size
 
 
@@ -98,7 +98,7 @@ class ProjectedLSTMStack(BaseStack):
             x = self["dropout"](x)
         return x
 
-    def _initial_state(self, x: Tensor, cache: StackCache | None, number: int) -> Tensor:
+    def _initial_state(self, x: Tensor, cache: StackRecurrenceCache | None, number: int) -> Tensor:
         """Return the initial LSTM state of each sequence, [B, D + F]."""
         if cache is None:
             return x.new_zeros(x.shape[1], self.size.width + self.size.ffn)

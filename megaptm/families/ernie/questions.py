@@ -78,7 +78,7 @@ def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) 
     """Return ERNIE's texts for the question `dialogue`: up to three consecutive turns; label 1 if one was replaced by a
     turn of another dialogue. Segment ids are roles: 0 is the first speaker (arXiv:1904.09223, 3.3).
 
-    The last mark of a turn is its role. A single turn has no label.
+    The last column of a turn in `group.sentences` is its role. A single turn has no label.
     """
     first = int(rng.integers(max(0, len(group.sentences) - MAX_TURNS), endpoint=True))
     turns = group.sentences[first : first + MAX_TURNS]

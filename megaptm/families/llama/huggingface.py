@@ -3,14 +3,7 @@
 from dataclasses import replace
 
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_even
-from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule
-from megaptm.spec import ModelSpec
-
-
-def shares_keys(spec: ModelSpec) -> bool:
-    """Whether a model has fewer key heads than query heads."""
-    return spec.size.key_heads != spec.size.heads
-
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, has_grouped_keys
 
 LAYER = "model.layers.{n}"
 ATTENTION = f"{LAYER}.self_attn"
@@ -19,14 +12,14 @@ ATTENTION_RULES = (
         "decoder.{n}.attention.qkv.weight",
         tuple(f"{ATTENTION}.{name}_proj.weight" for name in "qkv"),
         QKV,
-        when=lambda spec: not shares_keys(spec),
+        when=lambda spec: not has_grouped_keys(spec),
     ),
-    TensorRule("decoder.{n}.attention.query.weight", (f"{ATTENTION}.q_proj.weight",), when=shares_keys),
+    TensorRule("decoder.{n}.attention.query.weight", (f"{ATTENTION}.q_proj.weight",), when=has_grouped_keys),
     TensorRule(
         "decoder.{n}.attention.kv.weight",
         tuple(f"{ATTENTION}.{name}_proj.weight" for name in "kv"),
         KV,
-        when=shares_keys,
+        when=has_grouped_keys,
     ),
     TensorRule("decoder.{n}.attention.output.weight", (f"{ATTENTION}.o_proj.weight",)),
 )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from megaptm.hub.counterpart import Counterpart, is_number
-from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Conversion, TensorRule
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, Conversion, TensorRule, has_grouped_keys
 from megaptm.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ def _qkv_from_hf(ws: list[Tensor], spec: ModelSpec) -> Tensor:
     return QKV.from_hf([_split_halves(ws[0], spec), _split_halves(ws[1], spec), ws[2]], spec)
 
 
-def _shares_keys(spec: ModelSpec) -> bool:
-    """Whether a model has fewer key heads than query heads, as PaLM has."""
-    return spec.size.key_heads != spec.size.heads
-
-
 def _contradictions(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a reason against importing a PaLM whose logits have another factor than width**-0.5."""
     scale = config["hidden_size"] ** -0.5
@@ -60,16 +55,16 @@ TENSOR_RULES = (
         "decoder.{n}.attention.qkv.weight",
         tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"),
         Conversion(_qkv_to_hf, _qkv_from_hf),
-        when=lambda spec: not _shares_keys(spec),
+        when=lambda spec: not has_grouped_keys(spec),
     ),
     TensorRule(
-        "decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), ROTARY_QUERY, when=_shares_keys
+        "decoder.{n}.attention.query.weight", (f"{LAYER}.self_attn.q_proj.weight",), ROTARY_QUERY, when=has_grouped_keys
     ),
     TensorRule(
         "decoder.{n}.attention.kv.weight",
         (f"{LAYER}.self_attn.k_proj.weight", f"{LAYER}.self_attn.v_proj.weight"),
         ROTARY_KV,
-        when=_shares_keys,
+        when=has_grouped_keys,
     ),
     TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
     TensorRule(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from megaptm.families.reformer.reversible import LayerInputs, run_reversible
 from megaptm.layers.feedforward import FeedForward
-from megaptm.layers.layer import Layer, Stack, StackInputs
+from megaptm.layers.layer import Layer
+from megaptm.layers.stack import Stack, StackInputs
 
 
 class ReversibleStack(Stack):

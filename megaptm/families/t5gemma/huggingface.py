@@ -41,21 +41,21 @@ NORMS = {
 }
 
 
-def _shares_keys(stack: str) -> Callable[[ModelSpec], bool]:
+def _has_grouped_keys(stack: str) -> Callable[[ModelSpec], bool]:
     return lambda spec: spec.size_of(stack).key_heads != spec.size_of(stack).heads
 
 
 def _rules(stack: str) -> tuple[TensorRule, ...]:
     """Return the tensor rules of a stack."""
-    layer, own, shares_keys = f"model.{stack}.layers.{{n}}", f"{stack}.{{n}}", _shares_keys(stack)
+    layer, own, has_grouped_keys = f"model.{stack}.layers.{{n}}", f"{stack}.{{n}}", _has_grouped_keys(stack)
     attention, cross = f"{layer}.self_attn", f"{layer}.cross_attn"
     norms = {name: hf_name for name, hf_name in NORMS.items() if stack == "decoder" or "cross" not in name}
     qkv = tuple(f"{attention}.{name}_proj.weight" for name in "qkv")
     return (
         *(TensorRule(f"{own}.{name}.weight", (f"{layer}.{hf_name}.weight",)) for name, hf_name in norms.items()),
-        TensorRule(f"{own}.attention.qkv.weight", qkv, QKV, when=lambda spec: not shares_keys(spec)),
-        TensorRule(f"{own}.attention.query.weight", qkv[:1], when=shares_keys),
-        TensorRule(f"{own}.attention.kv.weight", qkv[1:], KV, when=shares_keys),
+        TensorRule(f"{own}.attention.qkv.weight", qkv, QKV, when=lambda spec: not has_grouped_keys(spec)),
+        TensorRule(f"{own}.attention.query.weight", qkv[:1], when=has_grouped_keys),
+        TensorRule(f"{own}.attention.kv.weight", qkv[1:], KV, when=has_grouped_keys),
         TensorRule(f"{own}.attention.output.weight", (f"{attention}.o_proj.weight",)),
         *(
             ()

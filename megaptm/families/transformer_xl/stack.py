@@ -12,10 +12,10 @@ from torch import Tensor
 from megaptm.errors import UserError
 from megaptm.families.transformer_xl.attention import distance_sines
 from megaptm.families.transformer_xl.spec import RelativeSpec
-from megaptm.layers.layer import AttentionInputs, Stack, StackInputs
 from megaptm.layers.mask import Mask
-from megaptm.layers.recurrence_cache import StackCache
+from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.layers.split import Dropout, HeadTable
+from megaptm.layers.stack import AttentionInputs, Stack, StackInputs
 from megaptm.spec import AttentionSpec
 
 
@@ -34,13 +34,13 @@ class RelativeStack(Stack):
         return cast(RelativeSpec, self.block.attentions[0])
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
-        attended, cache = self.attended(inputs), inputs.cache
+        attended, cache = self.sequence_mask(inputs), inputs.cache
         if cache is not None:
             attended = _with_cache(attended, inputs.mask, cache)
         own = AttentionInputs(attended, self._sinusoid_table(x.dtype, inputs), self.further_inputs(inputs))
         return dict.fromkeys(self.block.attentions, own)
 
-    def attended(self, inputs: StackInputs) -> Tensor:
+    def sequence_mask(self, inputs: StackInputs) -> Tensor:
         """Return Transformer-XL's boolean attention mask of the sequence, without the recurrence cache, [B or 1, 1, Q,
         S]."""
         return inputs.mask.dense
@@ -78,7 +78,7 @@ class RelativeStack(Stack):
         return dropped
 
 
-def _with_cache(attended: Tensor, mask: Mask, cache: StackCache) -> Tensor:
+def _with_cache(attended: Tensor, mask: Mask, cache: StackRecurrenceCache) -> Tensor:
     """Return the attention mask with the recurrence cache, [B, 1, Q, M + S]. Only its last positions may be filled."""
     if mask.documents is not None:
         raise UserError(

@@ -24,7 +24,7 @@ METADATA = "metadata.jsonl"
 
 def read_image_text(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     file = span.file
-    if is_metadata(file.name):
+    if is_metadata_file(file.name):
         yield from _read_metadata(span, handler)
     elif is_image(file.name):
         raise Unreadable("no caption", "has no caption beside it", f"write one to {PurePosixPath(file.name).stem}.txt")
@@ -39,7 +39,7 @@ def is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in MEMBERS
 
 
-def is_metadata(name: str) -> bool:
+def is_metadata_file(name: str) -> bool:
     return PurePosixPath(name).name == METADATA
 
 
@@ -75,12 +75,12 @@ def _image_path(path: str, image: object) -> str:
 
 def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
-    described = {str(PurePosixPath(file.name).parent) for file in listing.files if is_metadata(file.name)}
+    described = {str(PurePosixPath(file.name).parent) for file in listing.files if is_metadata_file(file.name)}
     loose = [file for file in listing.files if not any(folder in described for folder in _parent_folders(file.name))]
     images = {_without_suffix(file.name): file.path for file in loose if is_image(file.name)}
     captions = {_without_suffix(file.name) for file in loose if file.name.lower().endswith(".txt")}
     for file in listing.files:
-        if is_metadata(file.name):
+        if is_metadata_file(file.name):
             yield input_file(file, source)
     for file in loose:
         stem = _without_suffix(file.name)

@@ -243,6 +243,6 @@ def complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, A
     """Return the values of a run's config with the options of the image objective for these images."""
     spec = model.spec
     options: dict[str, Any] = {"size": grid_of(spec) * patch_side(spec), **model.objective_options}
-    options |= {"text_length": spec.longest} if spec.family.has_tokens else {}
+    options |= {"text_length": spec.max_text_length} if spec.family.has_tokens else {}
     data = values["data"] | {"sequence": spec.context}
     return values | {"data": data, "objective": {spec.family.objectives[0]: options}}

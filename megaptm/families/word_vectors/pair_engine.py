@@ -118,8 +118,8 @@ class PairEngine:
         return result
 
     def evaluate(self, microbatches: list[Any] | None) -> StepResult:
-        """Return GloVe's loss on some steps of held-out pairs, weighted by their count in the held-out text: a pair
-        that occurs once there is little evidence, whatever its scaled count."""
+        """Return GloVe's loss on the held-out pairs of these steps. Pairs are weighted by their unscaled count in the
+        held-out text, because a pair that occurs once is little evidence."""
         assert microbatches is not None
         steps = [self.held_out.select(index) for index in microbatches]
         return self._train_rounds(steps, 0.0, x_max=self.task.x_max / self._share)

@@ -53,13 +53,13 @@ class TwoStreamAttention(RelativeAttention):
         cached_MBD: Tensor | None = None,
         content_bias_FH: Tensor | None = None,
         position_bias_FH: Tensor | None = None,
-        apart_BQK: Tensor | None = None,
+        other_segment_BQK: Tensor | None = None,
         targets_BA: Tensor | None = None,
     ) -> Tensor:
         """Return the output of two-stream attention, [Q, B, D].
 
-        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `apart_BQK`: whether query and key are in
-        different segments. `targets_BA`: positions of the query stream.
+        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `other_segment_BQK`: whether query and key are
+        in different segments. `targets_BA`: positions of the query stream.
         """
         assert keys is None, "queries and keys are projected from the same hidden states"
         if content_bias_FH is None or position_bias_FH is None:
@@ -72,8 +72,8 @@ class TwoStreamAttention(RelativeAttention):
             if targets_BA is None
             else _scores_at_distances(of_distances, len(k), targets_BA)
         )
-        if apart_BQK is not None:
-            scores = scores + self._by_segment(q, apart_BQK)
+        if other_segment_BQK is not None:
+            scores = scores + self._by_segment(q, other_segment_BQK)
         scores = scores * self.attend.scale
         # The first query of an order may have no key; its softmax would be NaN.
         blind = ~mask.any(-1, keepdim=True) if targets_BA is not None else None
@@ -83,12 +83,12 @@ class TwoStreamAttention(RelativeAttention):
             mixed_QBA = mixed_QBA.masked_fill(blind[:, 0].transpose(0, 1), 0.0)
         return self.output(mixed_QBA)
 
-    def _by_segment(self, q_QBHF: Tensor, apart_BQK: Tensor) -> Tensor:
+    def _by_segment(self, q_QBHF: Tensor, other_segment_BQK: Tensor) -> Tensor:
         """Return XLNet's attention scores by segment, [B, H, Q, K]."""
         table_2FH = self.segment_table.weight.unflatten(0, (2, self.key_width))
         same_or_not = torch.einsum("sbhf,tfh->bhst", q_QBHF + self.segment_bias.weight.t(), table_2FH)
         same, other = same_or_not.unsqueeze(-1).unbind(3)
-        return torch.where(apart_BQK[:, None], other, same)
+        return torch.where(other_segment_BQK[:, None], other, same)
 
 
 def _scores_at_distances(of_distances_BHQL: Tensor, keys: int, targets_BA: Tensor) -> Tensor:

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families.transformer_xl.stack import RelativeStack
-from megaptm.layers.layer import StackInputs
 from megaptm.layers.mask import Mask
+from megaptm.layers.stack import StackInputs
 
 
 class TwoStreamStack(RelativeStack):
     """Stack of XLNet: a content stream, and a query stream if the batch has target positions. The first half of a
     sequence enters the recurrence cache."""
 
-    def attended(self, inputs: StackInputs) -> Tensor:
+    def sequence_mask(self, inputs: StackInputs) -> Tensor:
         targets_BA = inputs.fields.get("masked_positions")
-        return inputs.mask.dense if targets_BA is None else attended_by_both(inputs.mask, targets_BA)
+        return inputs.mask.dense if targets_BA is None else two_stream_mask(inputs.mask, targets_BA)
 
     def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
         return (*super().further_inputs(inputs), _in_other_segment(inputs), inputs.fields.get("masked_positions"))
@@ -28,7 +28,7 @@ class TwoStreamStack(RelativeStack):
         return length // 2
 
 
-def attended_by_both(mask: Mask, targets_BA: Tensor) -> Tensor:
+def two_stream_mask(mask: Mask, targets_BA: Tensor) -> Tensor:
     """Return the attention mask of XLNet's two streams, [B, 1, Q, S]."""
     of_queries = _mask_of_queries(mask, targets_BA)
     return torch.cat([mask.dense.expand(len(of_queries), -1, -1, -1), of_queries], 2)

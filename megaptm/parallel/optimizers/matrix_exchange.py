@@ -63,7 +63,8 @@ class MatrixExchange:
     """Owners of matrices, and the messages to them and back. Matrices are exchanged in batches of bounded memory."""
 
     def __init__(self, parts: Sequence[TensorPart]) -> None:
-        """`parts`: of matrices, equally many on all tensor and data ranks of a stage, which must all call this."""
+        """Create the exchange of the matrices in `parts`. All tensor and data ranks of a stage must call this, with
+        parts of the same matrices."""
         self._parts = parts
         self._group = parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True)
         self._rank, self._ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
@@ -96,9 +97,9 @@ class MatrixExchange:
         return [message for message in messages if self._rank in (message.source, message.target)]
 
     def map(self, local: Mapping[int, Tensor], function: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, Tensor]]:
-        """Yield index and this process's part of `function` of each matrix.
+        """Yield for each matrix its index and this process's part of `function(matrix)`.
 
-        - `local`: by index of a matrix this process's part, shaped like `master`.
+        - `local`: index of a matrix -> this process's part of it, shaped like `master`.
         - `function`: [M, R, C] -> [M, R, C] for matrices of one shape, in bfloat16 if the model is not in float32.
         """
         for batch in self._batches:
@@ -204,7 +205,8 @@ def _slice_piece(matrix: Tensor, piece: MatrixPiece) -> Tensor:
 
 
 def _nearest_owner(ranks: Sequence[int], owner: int) -> int:
-    """Return the owner if it is one of the ranks, or a tensor rank of its data rank, or any."""
+    """Return the rank among `ranks` that is nearest to the owner: the owner, else a tensor rank of the same data rank,
+    else the first."""
     tensor = parallel_state.get_tensor_model_parallel_world_size()
     return min(ranks, key=lambda rank: (rank != owner, rank // tensor != owner // tensor, rank))
 

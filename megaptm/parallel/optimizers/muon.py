@@ -85,8 +85,8 @@ class Muon(torch.optim.Optimizer):
         self._adamw.step()
 
     def _update_momentum(self, masters: Sequence[Tensor]) -> Iterable[Tensor]:
-        """Return the momentum of matrices after their gradients are added; with Nesterov's look ahead, in their
-        memory."""
+        """Return the momentum of matrices after adding their gradients. With Nesterov's look-ahead, the result
+        overwrites the gradients."""
         if not masters:
             return []
         gradients: list[Tensor] = [master.grad for master in masters]  # type: ignore[misc]

@@ -18,7 +18,7 @@ class VocabularyRequest:
     last: tuple[str, ...]
     """Special tokens that get their ids after training."""
     unknown: str | None
-    """Token for unknown words, one of the special tokens in `first`; None if there is none."""
+    """Token for unknown words, one of the special tokens in `first`; None without such a token."""
     lowercase: bool
     digits: bool
     """Whether each digit is a separate token."""

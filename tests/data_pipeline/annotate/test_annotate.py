@@ -160,9 +160,9 @@ def test_text_without_tokens_has_empty_arrays(tokenizers):
 
 def test_inputs_lists_files(tmp_path):
     (tmp_path / "p.tsv").write_text("place\tYork\n")
-    assert Annotations(tags=str(tmp_path / "p.tsv")).inputs() == (str(tmp_path / "p.tsv"),)
-    assert Annotations(tags=f"{__name__}:numbers").inputs() == (__file__,)
-    assert Annotations(words=True, chinese="words").inputs() == ()
+    assert Annotations(tags=str(tmp_path / "p.tsv")).input_files() == (str(tmp_path / "p.tsv"),)
+    assert Annotations(tags=f"{__name__}:numbers").input_files() == (__file__,)
+    assert Annotations(words=True, chinese="words").input_files() == ()
 
 
 @pytest.mark.parametrize(

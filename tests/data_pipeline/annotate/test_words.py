@@ -71,7 +71,7 @@ def test_word_list_segmenter(tmp_path):
     dictionary = tmp_path / "words.txt"
     dictionary.write_text("# as jieba has them\n北京 34488 ns\n北京大学\n大学\n", encoding="utf-8")
     assert words("北京大学在 ab 北京海大学", str(dictionary)) == ["北京大学", "在", "ab", "北京", "海", "大学"]
-    assert Annotations(words=True, chinese=str(dictionary)).inputs() == (str(dictionary),)
+    assert Annotations(words=True, chinese=str(dictionary)).input_files() == (str(dictionary),)
     for text, message in (("", "has no words"), (None, "cannot be read")):
         other = tmp_path / f"{message}.txt"
         if text is not None:

@@ -73,7 +73,7 @@ def test_c4_bad_words(tmp_path):
     path = tmp_path / "bad.txt"
     path.write_text("darn\nbloody hell\n\n坏话\n", encoding="utf-8")
     step = C4Quality(min_sentences=0, bad_words=str(path))
-    assert step.inputs() == (str(path),)
+    assert step.input_files() == (str(path),)
     why = "a word of the bad-words list"
     assert reason(step, "Well, DARN it, they all said.") == why
     assert reason(step, "What the bloody hell is that?") == why

@@ -74,7 +74,7 @@ def test_user_connectives_replace_shipped(tmp_path) -> None:
     (tmp_path / "mine.tsv").write_text("# mine\nagainst\tbut\nagainst\thowever,\nwhy\t, for\n", encoding="utf-8")
     step = PairByConnective(connectives=str(tmp_path / "mine.tsv"), min_bytes=1)
     assert step.labels() == ("against", "why")
-    assert step.inputs() == (str(tmp_path / "mine.tsv"),)
+    assert step.input_files() == (str(tmp_path / "mine.tsv"),)
     assert pairs("One. But two. However, three, for four. For five. So six.", step) == [
         ("against", "One.", "two."),
         ("against", "But two.", "three, for four."),

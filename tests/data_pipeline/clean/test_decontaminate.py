@@ -56,7 +56,7 @@ def test_evaluation_texts_from_json_fields(tmp_path):
     rows = [{"question": " ".join(WORDS[:13]), "answer": " ".join(WORDS[20:33])}, {"question": "short", "id": 3}]
     path.write_text("\n".join(map(json.dumps, rows)))
     step = Decontaminate(against=(str(tmp_path / "*.jsonl"),), fields=("question", "answer"))
-    assert step.inputs() == (str(path),)
+    assert step.input_files() == (str(path),)
     assert reason(step, " ".join(WORDS[:13])) == reason(step, " ".join(WORDS[20:33])) == WHY
 
 

@@ -65,7 +65,7 @@ def test_fasttext_models_name_languages(model):
     retained, _ = run(TagLanguage(model), "the und\nthe", "hund hund", "nothing known")
     assert [document.notes["language"] for document in retained] == ["eng_Latn", "deu_Latn", "unknown"]
     assert identify("the the und", model) == ("eng_Latn", pytest.approx(1 / (1 + math.exp(-4 * 2 / 3)), abs=1e-4))
-    assert TagLanguage(model).inputs() == (model,)
+    assert TagLanguage(model).input_files() == (model,)
 
 
 @pytest.mark.parametrize("as_file", [False, True])

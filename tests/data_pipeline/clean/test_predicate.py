@@ -46,7 +46,7 @@ def test_function_returns_drop_reason():
 
 
 def test_module_file_is_an_input(tmp_path):
-    assert KeepIf(call="user_rules:why").inputs() == (str(tmp_path / "user_rules.py"),)
+    assert KeepIf(call="user_rules:why").input_files() == (str(tmp_path / "user_rules.py"),)
 
 
 @pytest.mark.parametrize(

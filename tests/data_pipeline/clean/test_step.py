@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.clean import CLEAN, STEPS, run_steps, with_text
-from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches, step_inputs
+from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches, step_input_files
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import read_recipe
 from megaptm.errors import UserError
@@ -155,7 +155,7 @@ def test_recipe_with_user_step(user_steps):
     assert dropped.counts == {"too many links": 1}
     # The record of the build names the file, so that it can be read again, and a change of it starts the work anew.
     assert recipe.for_manifest()["steps"][1] == {"user_steps:DropLinks": {"most": 1}}
-    assert step_inputs(step) == (str(user_steps),)
+    assert step_input_files(step) == (str(user_steps),)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_documents_above_the_share_are_dropped(lists):
     retained, dropped = run(step, "darn it all", "darn it", notes={"language": "en"})
     assert (retained, dropped.counts) == ([], {"tag-lists: rude above 0.3": 2})
     assert run(TagLists(lists, max_share=0.5), "darn it", notes={"language": "en"})[0]
-    assert step.inputs() == tuple(lists.values())
+    assert step.input_files() == tuple(lists.values())
 
 
 def test_documents_without_a_list_have_no_note(lists):
@@ -121,7 +121,7 @@ def test_a_table_of_the_user(tmp_path):
     step = TagPersonal(table=str(tmp_path / "own.tsv"), replace=True)
     [document], _ = run(step, "staff 12 and GB82WEST12345698765432")
     assert document.text == "staff <staff> and GB82WEST12345698765432"
-    assert step.inputs() == (str(tmp_path / "own.tsv"),)
+    assert step.input_files() == (str(tmp_path / "own.tsv"),)
 
 
 @pytest.mark.parametrize(

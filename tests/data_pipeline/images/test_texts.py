@@ -161,7 +161,7 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["files", "given shards"])
+@pytest.mark.parametrize("packed", [False, True], ids=["files", "existing shards"])
 def test_steps_drop_images_with_their_texts(packed, tmp_path):
     source = tmp_path / "source"
     source.mkdir()

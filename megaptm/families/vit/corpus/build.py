@@ -1,5 +1,5 @@
-"""Build an image corpus: list images, check them and write shards, or index given shards, and last write the manifest.
-A killed build can continue, like any build."""
+"""Build an image corpus: list images, check them and write shards, or index existing shards, and last write the
+manifest. A killed build can continue, like any build."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.storage import is_remote, local_path, read_text_file
 
 MAX_LABELS = 1 << 16
-"""Maximum number of image labels without names, unless the given shards have more images."""
+"""Maximum number of image labels without names, unless the existing shards have more images."""
 
 
 def images(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:
@@ -200,7 +200,7 @@ def _write_shards(recipe: ImageRecipe, files: Mapping[str, Sequence[ImageFile]],
 def _split_shards(
     recipe: ImageRecipe, shards: Sequence[ExistingShard], held_out: Path | str | None
 ) -> dict[str, list[ExistingShard]]:
-    """Return the given image shards of each split. Shards of a single folder are split by hashes of their names."""
+    """Return the existing image shards of each split. Shards of a single folder are split by hashes of their names."""
     if held_out is not None:
         return {"train": [*shards], "validation": list_shards(held_out)}
     if not recipe.validation:
@@ -219,7 +219,7 @@ def _split_shards(
 
 
 def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingShard]], work: JobRunner) -> Results:
-    """Index each given shard of an image corpus."""
+    """Index each existing shard of an image corpus."""
     folder = str(work.folder / SHARDS)
     field = recipe.text if recipe.texts else recipe.label
     # Shards packed by this build have been checked already.
@@ -238,7 +238,7 @@ def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingSha
 
 
 def _label_names(recipe: ImageRecipe, results: Results) -> list[str]:
-    """Return the label names for the label indexes in given image shards."""
+    """Return the label names for the label indexes in existing image shards."""
     counts = Counter[int]()
     for results_of_split in results.values():
         for result in results_of_split:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMES = frozenset(MEMBERS)
 """Suffixes of image files that are checked."""
 CONVERTED_SUFFIXES = frozenset(name.removeprefix(".") for name, suffix in MEMBERS.items() if suffix not in SUFFIXES)
-"""Image suffixes that webdataset readers do not support. Files are converted to PNG; in a given shard they are
+"""Image suffixes that webdataset readers do not support. Files are converted to PNG; in an existing shard they are
 dropped."""
 SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() if suffix in SUFFIXES}
 """Suffixes of image files in a corpus, by the other suffixes that public shards use."""

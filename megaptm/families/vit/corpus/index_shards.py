@@ -1,4 +1,4 @@
-"""Given webdataset shards: each is read once to make an index, and is not changed."""
+"""Existing webdataset shards: each is read once to make an index, and is not changed."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from megaptm.storage import file_sha256, write_atomically
 
 @dataclass(frozen=True)
 class IndexJob:
-    """Job that indexes one given shard of images."""
+    """Job that indexes one existing shard of images."""
 
     folder: str
-    """Folder for the index of a given image shard."""
+    """Folder for the index of an existing image shard."""
     shard: ExistingShard
     field: str
     """Field of `.json` that holds an image's label if there is no `.cls`, or its text if there is no `.txt`."""
@@ -46,7 +46,7 @@ class IndexJob:
 
 @dataclass
 class _Sample:
-    """Sample of a given shard: members of the tar with the same key."""
+    """Sample of an existing shard: members of the tar with the same key."""
 
     key: str
     images: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ class _Sample:
 
 
 def index_shard(job: IndexJob) -> ImageShardResult:
-    """Index a given shard of images: read it sequentially, check each image, and write an index of the images that are
-    kept.
+    """Index an existing shard of images: read it sequentially, check each image, and write an index of the images that
+    are kept.
 
     Samples before the end of a truncated tar are kept. `info.name` is the name of the index with the suffix `.tar`.
     """
@@ -127,8 +127,8 @@ def _write_index(job: IndexJob, path: Path, result: ImageShardResult, name: str)
 
 
 def _read_samples(path: Path, job: IndexJob, dropped: DropCounts) -> Iterator[_Sample]:
-    """Yield the samples of a given shard: adjacent members with the same key, as in webdataset, where the key ends at
-    the first dot of the file name."""
+    """Yield the samples of an existing shard: adjacent members with the same key, as in webdataset, where the key ends
+    at the first dot of the file name."""
     sample: _Sample | None = None
     try:
         with open_tar(path) as tar:

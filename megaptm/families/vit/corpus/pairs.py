@@ -55,7 +55,8 @@ def pack_pairs(
     work: JobRunner,
     dropped: DropCounts,
 ) -> dict[str, list[ExistingShard]]:
-    """Pack images and texts into plain shards, which are then processed like given shards. Returns split -> shards."""
+    """Pack images and texts into plain shards, which are then processed like existing shards. Returns split ->
+    shards."""
     jobs, splits, first, steps = [], [], 0, TextSteps.of(recipe.steps)
     for split in SPLITS:
         for shard in partition_images(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):

@@ -53,8 +53,8 @@ class ImageRecipe:
     max_tokens: Annotated[int, Field(ge=1, le=4096)] = 75
     """Maximum tokens of an image's text; the rest is cut off. CLIP reads 75, plus a token before and after."""
     validation: Annotated[float, Field(ge=0, le=0.5)] = 0.02
-    """Share of the validation split: of images, chosen by a hash of their names, or of complete given shards. At least
-    one."""
+    """Share of the validation split: of images, chosen by a hash of their names, or of complete existing shards. At
+    least one."""
     held_out: str | None = None
     """Folder of the validation split, instead of a share."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -62,9 +62,9 @@ class ImageRecipe:
     shard_bytes: Annotated[int, Field(ge=1 << 10)] = 256 << 20
     """Target size of a shard: bytes of image files after which the next shard starts."""
     classes: str | None = None
-    """Text file with the label names for given shards, one per line. Default: labels are named by their numbers."""
+    """Text file with the label names for existing shards, one per line. Default: labels are named by their numbers."""
     label: str = "label"
-    """Field of `.json` that holds the label index in given shards without `.cls`."""
+    """Field of `.json` that holds the label index in existing shards without `.cls`."""
     min_side: Annotated[int, Field(ge=1)] = ImageLimits.min_side
     """Minimum pixels of an image's shorter side."""
     max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = ImageLimits.max_pixels

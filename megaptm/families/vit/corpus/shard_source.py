@@ -44,7 +44,7 @@ class ExistingShard:
 
 
 def list_shards(source: Path | str) -> list[ExistingShard]:
-    """Return the given image shards of a folder or URL. Compressed shards are rejected, because they allow no random
+    """Return the existing image shards of a folder or URL. Compressed shards are rejected, because they allow no random
     access."""
     shards = _list_url(source) if isinstance(source, str) else _list_folder(source)
     if packed := [shard.location for shard in shards if shard.name.endswith(COMPRESSED_SUFFIXES)]:
@@ -92,7 +92,7 @@ def _list_url(url: str) -> list[ExistingShard]:
 
 @contextmanager
 def local_copy(shard: ExistingShard, scratch: Path) -> Iterator[Path]:
-    """Provide a given shard of images as a local file within the context."""
+    """Provide an existing shard of images as a local file within the context."""
     location = shard.location
     if not is_remote(location):
         yield Path(location)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from data_pipeline.clean import CleaningStep, run_steps
 from data_pipeline.clean.basic import CutLong
 from data_pipeline.clean.decontaminate import Decontaminate
-from data_pipeline.clean.step import step_inputs
+from data_pipeline.clean.step import step_input_files
 from data_pipeline.corpus.parts import hash_files
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import step_for_manifest
@@ -33,7 +33,7 @@ class TextSteps:
 
     @classmethod
     def of(cls, steps: Sequence[CleaningStep]) -> TextSteps:
-        return cls(tuple(steps), hash_files(path for step in steps for path in step_inputs(step)))
+        return cls(tuple(steps), hash_files(path for step in steps for path in step_input_files(step)))
 
     def text(self, text: str, source: str) -> str:
         """Return the cleaned text of an image; raise `InvalidTextError` if it is dropped."""

@@ -2,7 +2,7 @@
 
 There are three rounds of jobs. First, each shard is read, and the texts of kept images are saved. Second, a tokenizer
 is trained on these texts, unless an existing one is used. Third, each text is tokenized, and its ids are stored in the
-index, so that a given shard remains unchanged.
+index, so that an existing shard remains unchanged.
 """
 
 from __future__ import annotations

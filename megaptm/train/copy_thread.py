@@ -1,4 +1,4 @@
-"""Work on committed checkpoints behind training, in a thread of rank 0 whose failures do not end the run."""
+"""Copies of committed checkpoints in the background, by a thread of rank 0 whose failures do not end the run."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ POLL_SECONDS = 0.1
 log = logging.getLogger(__name__)
 
 
-class BehindTraining:
-    """Thread that does one kind of work for one checkpoint after the other, which must not be removed meanwhile."""
+class CopyThread:
+    """Thread that copies one checkpoint after the other. A checkpoint must not be removed while it is copied."""
 
     def __init__(
         self,
         name: str,
-        work: Callable[[int], object],
+        copy: Callable[[int], object],
         event: type[HubExportEvent | UploadEvent],
         events: Events,
         *,
         is_due: Callable[[int, int], bool] = lambda previous, step: True,
-        ends: Collection[int] = (0,),
+        awaited_codes: Collection[int] = (0,),
     ) -> None:
         """Start the thread.
 
-        - `name`: what is made of a checkpoint, for the warning of a failure.
-        - `work`: makes it of the checkpoint of a step; any exception is its failure.
-        - `event`: event that is written afterwards.
-        - `is_due`: whether it is made of a step, given the step of the checkpoint before.
-        - `ends`: exit codes of the run before which it waits for the thread.
+        - `name`: name of the copies in warnings.
+        - `copy`: function that copies the checkpoint of a step. Any exception is logged as a failed copy.
+        - `event`: event that is written after each copy.
+        - `is_due`: whether a checkpoint is copied, from the step of the previous checkpoint and its own step.
+        - `awaited_codes`: exit codes for which the end of the run waits for the copies.
         """
-        self.name, self.work, self.event, self.events = name, work, event, events
-        self.is_due, self.ends = is_due, ends
+        self.name, self.copy, self.event, self.events = name, copy, event, events
+        self.is_due, self.awaited_codes = is_due, awaited_codes
         self.steps: set[int] = set()
-        """Steps of the checkpoints that are worked on or wait for it."""
+        """Steps of the checkpoints that are being copied or wait for it."""
         self._queue: queue.Queue[int] = queue.Queue()
-        threading.Thread(target=self._work_on_all, name=name, daemon=True).start()
+        threading.Thread(target=self._copy_all, name=name, daemon=True).start()
 
-    def begin(self, step: int) -> None:
-        """Work on a committed checkpoint when the earlier one is done. A checkpoint that still waits is left out."""
+    def start(self, step: int) -> None:
+        """Copy a committed checkpoint when the previous copy is done. A checkpoint that still waits is skipped."""
         with contextlib.suppress(queue.Empty):
-            self._end(self._queue.get_nowait(), 0.0, f"it was not begun before step {step} was saved")
+            self._end(self._queue.get_nowait(), 0.0, f"it had not started when step {step} was saved")
         self.steps.add(step)
         self._queue.put(step)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the work on all checkpoints is done, at most some seconds; return whether it is."""
+        """Wait until all checkpoints are copied, at most some seconds; return whether they are."""
         deadline = time.monotonic() + seconds
         while self._queue.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return not self._queue.unfinished_tasks
 
-    def _work_on_all(self) -> None:
+    def _copy_all(self) -> None:
         while True:
             step = self._queue.get()
             start_time, problem = time.monotonic(), None
             try:
-                self.work(step)
-            except Exception as error:  # whatever it is, training goes on
+                self.copy(step)
+            except Exception as error:  # whatever it is, training continues
                 problem = str(error) or repr(error)
             self._end(step, time.monotonic() - start_time, problem)
 
