@@ -53,7 +53,7 @@ def inspect_corpus(
     console.print(corpus_table(corpus, tokenizer))
     if not (kind := _token_type(corpus)).is_label:
         content = "documents" if kind.noun == "document" else f"texts of {kind.noun}s"
-        lengths = _document_lengths(corpus, split)
+        lengths = np.concatenate([index[:, 1] for index in corpus.indexes([*corpus.split(split).shards])])
         powers = Counter(np.log2(lengths).astype(int).tolist())
         bins = {1 << power: documents for power, documents in powers.items()}
         console.print(histogram(bins, f"{split} {content} by length in tokens"))
@@ -101,11 +101,6 @@ def shown_recipe(made_from: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a corpus without unset values and empty tables. A step without settings is retained."""
     recipe = {key: shown_recipe(value) if isinstance(value, Mapping) else value for key, value in made_from.items()}
     return {key: value for key, value in recipe.items() if value is not None and value != {}}
-
-
-def _document_lengths(corpus: Corpus, split: str) -> np.ndarray:
-    """Return the number of tokens of each document of a split, int64 [documents]."""
-    return np.concatenate([index[:, 1] for index in corpus.indexes([*corpus.split(split).shards])])
 
 
 def _sample_documents(corpus: Corpus, tokenizer: Tokenizer, split: str, count: int, sequence: int) -> Iterator[Panel]:

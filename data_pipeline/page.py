@@ -21,14 +21,15 @@ def write_page(report: CorpusReport, folder: Path) -> None:
 
 def html(report: CorpusReport) -> str:
     """Return the report page of a corpus as HTML."""
+    reused = f"; {report.reused_jobs:,} jobs were reused from an earlier build" if report.reused_jobs else ""
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_describe_tokenizer(report))}</p>",
-        tiles({column: f"{report.sum_over_splits(column):,}" for column in ("documents", "tokens", "bytes", "shards")}),
+        tiles({column: f"{report.sum_over_splits(column):,}" for column in COUNTS}),
         *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
         "<h2>Splits</h2>",
         table(
-            ("split", "documents", "tokens", "bytes", "shards"),
+            ("split", *COUNTS),
             ([name, *(f"{counts[column]:,}" for column in COUNTS)] for name, counts in report.splits.items()),
         ),
         "<h2>From files to documents</h2>",
@@ -48,7 +49,7 @@ def html(report: CorpusReport) -> str:
         bars({name: tokens for tokens, name in report.composition.largest[:LARGEST]}, form="{:,} tokens"),
         "<h2>Time</h2>",
         bars(report.seconds, form="{:,.1f} s"),
-        f"<p class=faint>{escape(report.executor)}{_reused_jobs(report)}</p>",
+        f"<p class=faint>{escape(report.executor)}{reused}</p>",
     ]
     return full_page(report.folder, body)
 
@@ -59,10 +60,6 @@ COUNTS = ("documents", "tokens", "bytes", "shards")
 def _describe_tokenizer(report: CorpusReport) -> str:
     ids = f"{report.tokenizer['kind']} tokenizer of {report.tokenizer['vocabulary']:,} ids"
     return f"{ids}, {report.tokens_per_byte:.3f} tokens per byte"
-
-
-def _reused_jobs(report: CorpusReport) -> str:
-    return f"; {report.reused_jobs:,} jobs were reused from an earlier build" if report.reused_jobs else ""
 
 
 def _size_table(title: str, sizes: Mapping[str, TextSize]) -> list[str]:

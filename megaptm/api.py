@@ -139,7 +139,8 @@ def open_dataset(
         document_mask = parsed_objective.unit != "lane"
     if not isinstance(document_mask, bool):
         raise UserError(f"document_mask must be True or False, not {document_mask!r}.")
-    mix = {_corpus_location(location): weight for location, weight in _corpus_weights(corpora).items()}
+    weights = corpora if isinstance(corpora, Mapping) else {_corpus_location(corpora): 1.0}
+    mix = {_corpus_location(location): weight for location, weight in weights.items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
     shard_cache = None if cache is None else Cache(Path(cache))
@@ -154,10 +155,6 @@ def open_dataset(
         cache=shard_cache,
     )
     return MixDataset(opened, epochs=epochs)
-
-
-def _corpus_weights(corpora: PathLike | Mapping[Any, float]) -> Mapping[Any, float]:
-    return corpora if isinstance(corpora, Mapping) else {_corpus_location(corpora): 1.0}
 
 
 def _corpus_location(corpus: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from megaptm.errors import UserError
-from megaptm.storage import read_text_file
+from megaptm.storage import read_table_lines
 
 SETTING = "annotate.chinese"
 
@@ -37,8 +37,7 @@ def read_dictionary(path: str) -> Dictionary:
 
 def read_words(path: str, setting: str) -> list[str]:
     """Return the lines of a word list, without blank lines and lines that start with #."""
-    lines = read_text_file(path, name=f"{setting}: {path}").splitlines()
-    words = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    words = [line.strip() for _, line in read_table_lines(path, name=f"{setting}: {path}")]
     if not words:
         raise UserError(f"{setting}: {path} has no words: add one per line.")
     return words

@@ -22,7 +22,7 @@ from data_pipeline.annotate.words import word_offsets
 from data_pipeline.document import Document
 from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError
-from megaptm.storage import read_text_file
+from megaptm.storage import read_table_lines
 
 Tag = tuple[int, int, str]
 SETTING = "annotate.tags"
@@ -65,9 +65,7 @@ def read_phrases(path: str) -> dict[str, str]:
     """Read a file of tagged phrases, lines of `label<TAB>phrase`, as phrase -> label. Blank lines and lines that start
     with # are ignored."""
     phrases: dict[str, str] = {}
-    for number, line in enumerate(read_text_file(path, name=f"{SETTING}: {path}").splitlines(), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in read_table_lines(path, name=f"{SETTING}: {path}"):
         label, _, phrase = (part.strip() for part in line.partition("\t"))
         if not label or not phrase:
             raise UserError(f"{SETTING}: line {number} of {path} is not `label<TAB>phrase`: correct it.")

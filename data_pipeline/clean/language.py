@@ -13,7 +13,7 @@ from data_pipeline.clean.step import cached_by_file, import_library, require
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.functions import is_function, load_function
 from megaptm.errors import UserError, nearest
-from megaptm.storage import read_text_file
+from megaptm.storage import read_table_lines
 
 CLASSIFIED_CHARACTERS = 2_000
 """Maximum characters of a text that are classified. The start suffices, and bounds the time for long texts."""
@@ -116,9 +116,9 @@ def _check_thresholds(thresholds: Mapping[str, float], name: str) -> None:
 @cached_by_file(maxsize=4)
 def _read_thresholds(path: str) -> dict[str, float]:
     """Read a file of thresholds. Empty lines and lines that start with `#` are skipped."""
-    lines = read_text_file(path, name=f"keep-language: {path}", remedy="correct the path").splitlines()
+    lines = read_table_lines(path, name=f"keep-language: {path}", remedy="correct the path")
     try:
-        rows = [line.split("\t") for line in lines if line.strip() and not line.startswith("#")]
+        rows = [line.split("\t") for _, line in lines]
         thresholds = {language.strip(): float(threshold) for language, threshold in rows}
     except ValueError:
         raise UserError(f"keep-language: {path} must have lines of a language, a tab and a probability.") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from data_pipeline.clean.step import cached_by_file, import_library, require, require_minimum, with_text
 from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
-from megaptm.storage import read_text_file
+from megaptm.storage import read_table_lines
 
 TABLE = str(Path(__file__).with_name("personal.tsv"))
 EVERY = "*"
@@ -125,12 +125,8 @@ def _replace(text: str, matches: Iterable[tuple[int, int, str]]) -> str:
 @cached_by_file(maxsize=4)
 def read_patterns(path: str) -> list[PersonalPattern]:
     """Read a table of personal numbers: lines of language, kind, module of stdnum (or empty), regular expression."""
-    text = read_text_file(path, name=f"{STEP}: table ({path})", remedy="correct the path")
-    return [
-        _parse_pattern(line, f"{STEP}: {path}, line {number}")
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip() and not line.startswith("#")
-    ]
+    lines = read_table_lines(path, name=f"{STEP}: table ({path})", remedy="correct the path")
+    return [_parse_pattern(line, f"{STEP}: {path}, line {number}") for number, line in lines]
 
 
 def _parse_pattern(line: str, where: str) -> PersonalPattern:

@@ -12,9 +12,9 @@ import click
 from megaptm.commands.options import (
     FiniteNumber,
     add_start_options,
+    launched_run,
     machine_option,
     overrides_argument,
-    read_start,
 )
 from megaptm.commands.output import echo
 from megaptm.errors import UserError
@@ -79,12 +79,10 @@ def ray(
     from megaptm.plan.machine import load_machine
     from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
-    from megaptm.run.branch import created_branch
     from megaptm.run.folder import read_config
     from megaptm.schedulers.ray.cluster import join
 
-    config, overrides, change, branch = read_start(config, overrides, start, dry_run=dry_run)
-    with created_branch(branch):
+    with launched_run(config, overrides, start, dry_run=dry_run) as (config, overrides, change):
         run_config = read_config(config, overrides, change=change)
     ray_machine = load_machine(machine) if machine else None
     _refuse_copied_folder(run_config.run)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from megaptm.commands.options import add_job_options, add_start_options, read_start
+from megaptm.commands.options import add_job_options, add_start_options, launched_run
 from megaptm.commands.output import echo
 
 if TYPE_CHECKING:
@@ -59,10 +59,8 @@ def slurm(
     from megaptm.check.finding import number_with_noun
     from megaptm.errors import UserError
     from megaptm.launch.slurm.request import JobRequest, make_submission
-    from megaptm.run.branch import created_branch
 
-    config, overrides, change, branch = read_start(config, overrides, options, dry_run=dry_run)
-    with created_branch(branch):
+    with launched_run(config, overrides, options, dry_run=dry_run) as (config, overrides, change):
         submission = make_submission(JobRequest(config=config, overrides=overrides, change=change, **options))
         if not dry_run:
             submission.prepare()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,26 +89,23 @@ def read_branch(
     return None
 
 
-def read_start(
-    config: Path,
-    overrides: tuple[str, ...],
-    options: dict[str, Any],
-    *,
-    dry_run: bool,
-) -> tuple[Path, tuple[str, ...], bool, Branch | None]:
-    """Return config, overrides and `change` of the run that a launch command starts, and the branch that is created
-    first. Return the run to an earlier step if --back-to says so. Removes `START_OPTIONS` from `options`."""
+@contextmanager
+def launched_run(
+    config: Path, overrides: tuple[str, ...], options: dict[str, Any], *, dry_run: bool
+) -> Iterator[tuple[Path, tuple[str, ...], bool]]:
+    """Yield config, overrides and `change` of the run that a launch command starts. Before, create the branch of
+    `from=`, or return the run to the step of --back-to. Removes `START_OPTIONS` from `options`."""
     from megaptm.run.back import go_back
+    from megaptm.run.branch import created_branch
 
     change, weights_only, back_to, skip_data = map(options.pop, ("change", "weights_only", "back_to", "skip_data"))
     branch = read_branch(config, overrides, weights_only=weights_only, back_to=back_to, skip_data=skip_data)
     if dry_run and (branch is not None or back_to is not None):
         raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
-    if branch is not None:
-        return branch.run, branch.overrides, True, branch
     if back_to is not None:
         go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
-    return config, overrides, change, None
+    with created_branch(branch):
+        yield (config, overrides, change) if branch is None else (branch.run, branch.overrides, True)
 
 
 def machine_option(**attributes: Any) -> Callable[..., Any]:

@@ -39,12 +39,6 @@ def _shape_values(shape: Shape, table: Size | None) -> dict[str, Any]:
     return {name: getattr(table, name) if value is None and table else value for name, value in configured.items()}
 
 
-def _stack_values(model: ModelConfig, own: Size) -> dict[str, Any]:
-    """Return the shape of a stack that has its own row in the family's table of sizes. Its context is its own:
-    positions of images and text differ."""
-    return _shape_values(model, own) | {"context": own.context}
-
-
 def _with_block_keys(block: Block, model: ModelConfig) -> Block:
     """Return the block of a family with the changes of a config's model.
 
@@ -103,7 +97,9 @@ def model_spec(model: ModelConfig, losses: Iterable[str] = ()) -> ModelSpec:
         family = change(family, loss=loss_values)
     table = family.sizes.get(model.size)
     shape = _shape_values(model, table)
-    stacks = {} if table is None else {name: _stack_values(model, own) for name, own in table.stacks.items()}
+    rows = {} if table is None else table.stacks
+    # Contexts of stacks with rows of their own differ, such as those of images and text.
+    stacks = {name: _shape_values(model, row) | {"context": row.context} for name, row in rows.items()}
     for name, own in model.stacks.items():
         stacks[name] = stacks.get(name, shape | {"context": None}) | own.model_dump(exclude_none=True)
     # The context of the model applies to all stacks without their own.

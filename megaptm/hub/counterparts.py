@@ -56,9 +56,10 @@ def _match_shape(family: Family) -> Counterpart | None:
     # Families of equal shape have separate models there: prefer the family's own.
     exported = (counterpart for counterpart in COUNTERPARTS if not counterpart.import_only)
     for counterpart in sorted(exported, key=lambda counterpart: counterpart.family != family.name):
-        if _comparable_shape(_with_heads_of(counterpart, family), counterpart) == _comparable_shape(
-            counterpart.family_table, counterpart
-        ):
+        table = counterpart.family_table
+        # Heads that an objective added are not exported.
+        own_heads = change(family, heads=tuple(head for head in family.heads if head in table.heads))
+        if _comparable_shape(own_heads, counterpart) == _comparable_shape(table, counterpart):
             return counterpart
     return None
 
@@ -143,11 +144,6 @@ def import_options() -> dict[str, ImportOption]:
 def is_first_of_its_type(counterpart: Counterpart) -> bool:
     """Whether a Hugging Face config that names no family is read as this counterpart's family."""
     return find_counterparts(counterpart.config_model_type)[0].family == counterpart.family
-
-
-def _with_heads_of(counterpart: Counterpart, family: Family) -> Family:
-    """Return the family without heads that an objective added; these are not exported."""
-    return change(family, heads=tuple(head for head in family.heads if head in counterpart.family_table.heads))
 
 
 def _list_known(attribute: str, *, exported: bool = False) -> str:

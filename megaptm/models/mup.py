@@ -33,14 +33,15 @@ def mup_factors(spec: ModelSpec, name: str, num_axes: int) -> MupFactors:
     if spec.mup_base_width is None:
         return MupFactors()
     ratio = spec.mup_base_width / spec.size.width
-    norm, _, kind = name.rpartition(".")
-    if norm in projected_norms(spec):
-        if spec.size.embedding is not None:  # the table's width does not grow
+    module, _, kind = name.rpartition(".")
+    if num_axes < 2:
+        # The table's width may not grow: `spec.size.embedding`.
+        if spec.size.embedding is not None or module not in projected_norms(spec):
             return MupFactors()
         # Logits with a factor of 1 / sqrt(width) need only the other half.
         factor = ratio**0.5 if spec.family.output.scale == "rsqrt-width" else ratio
         return MupFactors(factor, factor)
-    if num_axes < 2 or kind != "weight" or name.startswith("embed.") or norm.endswith("table"):
+    if kind != "weight" or name.startswith("embed.") or module.endswith("table"):
         return MupFactors()
     # Other rules of initial values divide by the square root of the inputs themselves.
     return MupFactors(ratio**0.5 if spec.family.init.uses_std else 1.0, ratio)

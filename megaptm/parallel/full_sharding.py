@@ -204,9 +204,8 @@ class FullySharded:
         The forward method of each layer must be called; calling only its parts would not gather the weights.
         """
         group = replica_group()
-        layers = [
-            layer for stack in model.modules() if isinstance(stack, BaseStack) for layer in _layers_of_stack(stack)
-        ]
+        stacks = [module for module in model.modules() if isinstance(module, BaseStack)]
+        layers = [stack[str(number)] for stack in stacks for number in stack.numbers]
         owners = [_trained_parameters(layer) for layer in layers]
         self._check_unshared(model)
         holding = Counter(module for layer in owners for module in {id(owner[0]) for owner in layer})
@@ -375,10 +374,6 @@ def _add_to_main_grad(parameter: Tensor) -> None:
 
 def _is_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
-
-
-def _layers_of_stack(stack: BaseStack) -> list[nn.Module]:
-    return [stack[str(number)] for number in stack.numbers]
 
 
 def _own_parameters(module: nn.Module) -> list[tuple[nn.Module, str]]:

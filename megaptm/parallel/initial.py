@@ -1,8 +1,13 @@
-"""Initial weights of a model before the first training step."""
+"""Initial weights of a model before the first training step.
+
+A model may start from one of another kind: an encoder from a decoder or back, or both stacks of an encoder-decoder
+from one. `run.initial` has the properties that must be equal.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -13,12 +18,14 @@ from megaptm.models.initial import initial_values
 from megaptm.parallel.full_sharding import write
 from megaptm.parallel.stage import Stage
 from megaptm.spec import ModelSpec
-from megaptm.spec.adaptation import find_source, takes_part
 
 WEIGHT = "weight/"
 """Prefix of the names of weights in checkpoints."""
 Initializer = Callable[[str, Tensor], Tensor]
 """Function from name and default initial value of a parameter to its initial value."""
+TOKEN_HEADS = ("lm", "mlm")
+"""Heads that predict tokens. A head of one kind may start from a head of the other."""
+TOKEN_TABLE = "embed.token.weight"
 
 
 @torch.no_grad()
@@ -34,14 +41,14 @@ def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> 
 
 def checkpoint_initializer(reader: TensorReader, spec: ModelSpec) -> Initializer:
     """Return an initializer that reads the weights of a model from a checkpoint of the same model, or of one from whose
-    weights it can start (`spec.adaptation`). Parameters without a source there keep their default."""
+    weights it can start. Parameters without a source there keep their default."""
     names = {name.removeprefix(WEIGHT) for name in reader.names() if name.startswith(WEIGHT)}
 
     def initializer(name: str, default: Tensor) -> Tensor:
-        if (source := find_source(name, names)) is None:
+        if (source := _find_source(name, names)) is None:
             return default
         value = reader.read(f"{WEIGHT}{source}")
-        if (part := takes_part(name, source)) is not None:
+        if (part := _joined_part(name, source)) is not None:
             by_head = value.unflatten(0, (-1, 3, spec.size_of(name.partition(".")[0]).key_width))
             value = by_head[:, part].flatten(0, 2)
         if value.shape != default.shape:
@@ -52,3 +59,37 @@ def checkpoint_initializer(reader: TensorReader, spec: ModelSpec) -> Initializer
         return value
 
     return initializer
+
+
+def _find_source(name: str, available: Collection[str]) -> str | None:
+    """Return the parameter of another model from which a parameter starts, or None: the initial value is random.
+
+    It has the same name, except that a stack may start from the only stack of the other model, cross-attention from
+    self-attention, and a head or token table that the other model lacks from the one that it has. Cross-attention may
+    start from joint projections of queries, keys and values (`attention.qkv`), of which it takes a part.
+    """
+    return next((candidate for candidate in _candidates(name, available) if candidate in available), None)
+
+
+def _candidates(name: str, available: Collection[str]) -> Iterator[str]:
+    stacks = {other.partition(".")[0] for other in available} - {"embed", "head"}
+    stack = name.partition(".")[0]
+    if stack not in {*stacks, "embed", "head"} and len(stacks) == 1:
+        name = f"{next(iter(stacks))}.{name.partition('.')[2]}"
+    yield name
+    # The projections of cross-attention, and its norms: `cross_norm`, `cross_output_norm`.
+    own = re.sub(r"\.cross(?=[._])", ".attention", name, count=1)
+    yield own
+    yield re.sub(r"\.(query|kv)\.", ".qkv.", own)
+    if match := re.fullmatch(r"head\.(\w+)\.(.+)", name):
+        yield from (f"head.{other}.{match[2]}" for other in TOKEN_HEADS if match[1] in TOKEN_HEADS)
+    if re.fullmatch(r"embed\.\w+_token\.weight|head\.\w+\.table\.weight", name):
+        yield TOKEN_TABLE
+
+
+def _joined_part(name: str, source: str) -> slice | None:
+    """Return which of queries, keys and values of its source a parameter takes; None: the source is of the same
+    kind."""
+    if ".cross." not in name or ".qkv." not in source:
+        return None
+    return slice(0, 1) if ".query." in name else slice(1, 3)

@@ -20,6 +20,7 @@ from megaptm.storage.files import (
     list_files,
     local_path,
     read_file,
+    read_table_lines,
     read_text_file,
     refuse_large_file,
     regular_file,

@@ -43,6 +43,13 @@ def read_text_file(
         raise UserError(f"{name or path} cannot be read ({error}): {remedy}.") from None
 
 
+def read_table_lines(path: str | os.PathLike[str], **options: str) -> list[tuple[int, str]]:
+    """Return the lines of a text file of the user with their numbers, from 1, without blank lines and lines that start
+    with #. `options`: those of `read_text_file`."""
+    lines = enumerate(read_text_file(path, **options).split("\n"), 1)
+    return [(number, line) for number, line in lines if line.strip() and not line.startswith("#")]
+
+
 def regular_file(name: str | os.PathLike[str]) -> Path:
     """Return the path of a regular file named by a config or user.
 

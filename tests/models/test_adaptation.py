@@ -12,8 +12,8 @@ from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.parallel.initial import checkpoint_initializer
+from megaptm.run.initial import find_difference
 from megaptm.spec import ModelSpec, change, with_direction
-from megaptm.spec.adaptation import find_difference
 from tests.models.tiny import VOCABULARY, tiny_model, tiny_spec
 
 PAIRS = [("ettin-decoder", "ettin"), ("ettin", "ettin-decoder"), ("llama", "eurobert"), ("eurobert", "llama3")]

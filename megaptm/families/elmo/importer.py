@@ -100,7 +100,8 @@ def import_elmo(folder: str | Path, run: str | Path, overrides: Sequence[str] = 
     refuse_model_overrides(overrides, str(folder))
     files = find_files(folder)
     tokenizer = _read_tokenizer(files.words)
-    values = _config_values(_read_options(files.options), files.options, tokenizer.vocabulary, run)
+    options = validate(ElmoOptions, read_json_object(files.options, remedy=REMEDY), files.options, remedy=REMEDY)
+    values = _config_values(options, files.options, tokenizer.vocabulary, run)
     spec = resolve_model(UncheckedConfig.from_mapping(values).load())
     model = read_model(spec, files)
     return write_run(run, str(folder), values, overrides, model, tokenizer), model.newly_initialized
@@ -171,10 +172,6 @@ def _check_shapes(
                 f"{path}: {name} has shape {actual}, but options and words need {shape}: they are of different models."
             )
     return _check_finite({name: tensors[name] for name in shapes}, path)
-
-
-def _read_options(file: Path) -> ElmoOptions:
-    return validate(ElmoOptions, read_json_object(file, remedy=REMEDY), file, remedy=REMEDY)
 
 
 def _read_tokenizer(words: Path) -> Tokenizer:

@@ -12,7 +12,7 @@ from data_pipeline.commands import output_file
 from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.families.macbert.similar import write_similar
-from megaptm.storage import AtomicFile, read_text_file
+from megaptm.storage import AtomicFile, read_table_lines, read_text_file
 from megaptm.tokenizers import Tokenizer, load
 
 WordTable = Mapping[str, Iterable[str]]
@@ -53,9 +53,7 @@ def read_table(path: Path) -> dict[str, list[str]]:
     """Read MacBERT's similar words from lines of `word<TAB>similar similar ...`, the most similar first. Blank lines
     and lines that start with # are ignored."""
     words: dict[str, list[str]] = {}
-    for number, line in enumerate(read_text_file(path).split("\n"), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in read_table_lines(path):
         word, tab, similar = line.partition("\t")
         if not word.strip() or not tab or not similar.split():
             raise UserError(f"line {number} of {path} is not `word<TAB>similar similar ...`: correct it.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +41,13 @@ NORMS = {
 }
 
 
-def _has_grouped_keys(stack: str) -> Callable[[ModelSpec], bool]:
-    return lambda spec: spec.size_of(stack).key_heads != spec.size_of(stack).heads
-
-
 def _rules(stack: str) -> tuple[TensorRule, ...]:
     """Return the tensor rules of a stack."""
-    layer, own, has_grouped_keys = f"model.{stack}.layers.{{n}}", f"{stack}.{{n}}", _has_grouped_keys(stack)
+
+    def has_grouped_keys(spec: ModelSpec) -> bool:
+        return spec.size_of(stack).key_heads != spec.size_of(stack).heads
+
+    layer, own = f"model.{stack}.layers.{{n}}", f"{stack}.{{n}}"
     attention, cross = f"{layer}.self_attn", f"{layer}.cross_attn"
     norms = {name: hf_name for name, hf_name in NORMS.items() if stack == "decoder" or "cross" not in name}
     qkv = tuple(f"{attention}.{name}_proj.weight" for name in "qkv")

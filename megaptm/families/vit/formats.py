@@ -75,8 +75,8 @@ def _image_path(path: str, image: object) -> str:
 
 def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
-    described = {str(PurePosixPath(file.name).parent) for file in listing.files if is_metadata_file(file.name)}
-    loose = [file for file in listing.files if not any(folder in described for folder in _parent_folders(file.name))]
+    described = {PurePosixPath(file.name).parent for file in listing.files if is_metadata_file(file.name)}
+    loose = [file for file in listing.files if described.isdisjoint(PurePosixPath(file.name).parents)]
     images = {_without_suffix(file.name): file.path for file in loose if is_image(file.name)}
     captions = {_without_suffix(file.name) for file in loose if file.name.lower().endswith(".txt")}
     for file in listing.files:
@@ -88,10 +88,6 @@ def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
             yield input_file(file, source, images.get(stem))
         elif is_image(file.name) and stem not in captions:
             yield input_file(file, source)  # counted later as an image without a caption
-
-
-def _parent_folders(name: str) -> list[str]:
-    return [str(folder) for folder in PurePosixPath(name).parents]
 
 
 def _without_suffix(name: str) -> str:

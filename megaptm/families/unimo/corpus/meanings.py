@@ -10,7 +10,7 @@ from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.families.unimo.meanings import write_meanings as write_table
 from megaptm.families.unimo.rewriting import KINDS
-from megaptm.storage import AtomicFile, read_text_file
+from megaptm.storage import AtomicFile, read_table_lines
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -22,9 +22,7 @@ def read_meanings(path: Path) -> dict[str, list[list[str]]]:
     """Read UNIMO's synonymous phrases from lines of `kind<TAB>phrase<TAB>phrase ...`, one per meaning. Blank lines and
     lines that start with # are ignored."""
     meanings: dict[str, list[list[str]]] = {}
-    for number, line in enumerate(read_text_file(path).split("\n"), 1):
-        if not line.strip() or line.startswith("#"):
-            continue
+    for number, line in read_table_lines(path):
         kind, *phrases = (part.strip() for part in line.split("\t"))
         if kind not in KINDS or not phrases or not all(phrases):
             raise UserError(
