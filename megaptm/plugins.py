@@ -185,7 +185,7 @@ def plugin_error(action: str, error: BaseException) -> PluginError:
 def describe_error(error: BaseException) -> str:
     """Return type, message and source line of an error that a plugin raised.
 
-    The line is the user's own, also if a library raised the error; a plugin that is installed is named as a library is.
+    The line is in the user's code, also if a library raised the error. An installed plugin counts as a library.
     """
     kind = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)

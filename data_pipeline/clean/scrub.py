@@ -204,7 +204,7 @@ def _find_phones(text: str, shape: bytes, placeholder: str) -> Iterator[Match]:
 
 
 def _international_length(text: str, at: int) -> int:
-    """Return the length of the international telephone number at index `at` of a text; 0 if there is none."""
+    """Return the length of the international telephone number at index `at` of a text; 0 without a number."""
     match = INTERNATIONAL.match(text, at)
     number = match[0] if match else ""
     # Fewer than ten digits without a gap are a signed number.

@@ -44,7 +44,7 @@ def _list_folders(run: Path) -> list[tuple[int, Path]]:
 
 
 def newest_step(run: Path) -> int | None:
-    """Return the step of the newest committed checkpoint; None if there is none."""
+    """Return the step of the newest committed checkpoint; None if the run has none yet."""
     return max(find_committed(run), default=None)
 
 

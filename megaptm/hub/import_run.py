@@ -209,8 +209,8 @@ def read_model(
     inputs: Mapping[str, Any] | None = None,
     context: int | None = None,
 ) -> tuple[ImportedModel, Tokenizer | None]:
-    """Read a Hugging Face model from a folder or the hub, and its tokenizer, or that in the folder `tokenizer`; None if
-    there is none. Raise UserError if they do not match. `family`, `inputs`, `context`: as in `from_hugging_face`."""
+    """Read a Hugging Face model from a folder or the hub, and its tokenizer, or that in the folder `tokenizer`; None
+    without a tokenizer. Raise UserError if they do not match. `family`, `inputs`, `context`: as in `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "

@@ -1,4 +1,4 @@
-"""Numbers of rotary positions in a Hugging Face config: the field `rope_parameters`."""
+"""Parameters of rotary positions in a Hugging Face config: the field `rope_parameters`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaptm.hub.counterpart import is_number
-from megaptm.spec import ROPE_TURNS, RopeNumbers
+from megaptm.spec import ROPE_TURNS, RopeParameters
 
 ROPE_PARAMETERS = "rope_parameters"
 """Field of a config, and name of its value in `Counterpart.fields`."""
@@ -31,7 +31,7 @@ ROPE_FORM = f"a mapping with rope_theta and a rope_type of {', '.join(TYPES)}, a
 """Supported values of `rope_parameters`, for errors."""
 
 
-def rope_parameters(rope: RopeNumbers) -> dict[str, Any]:
+def rope_parameters(rope: RopeParameters) -> dict[str, Any]:
     """Return the field `rope_parameters` of a config."""
     name = "default" if rope.factor == 1.0 else "linear" if rope.original_context is None else "llama3"
     numbers = {"factor": rope.factor, "original_max_position_embeddings": rope.original_context}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.split import HeadTable
-from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST, ROPE_TURNS, RopeNumbers
+from megaptm.spec import BIAS_BUCKETS, BIAS_FARTHEST, ROPE_TURNS, RopeParameters
 
 ROUNDING = 1e-9
 """Tolerance of the borders between buckets of position biases, which must not depend on the device's rounding. It is
@@ -73,7 +73,7 @@ class _ByDistance(torch.autograd.Function):
         return stored.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
 
 
-def rotation(positions_BS: Tensor, *, features: int, rope: RopeNumbers) -> Tensor:
+def rotation(positions_BS: Tensor, *, features: int, rope: RopeParameters) -> Tensor:
     """Return cosine and sine of the angles of rotary position embeddings, [2, S, B, 1, F/2].
 
     Pair i rotates by position / base^(2i/F) (arXiv:2104.09864, equation 15). Float32 regardless of the model's dtype:
@@ -84,7 +84,7 @@ def rotation(positions_BS: Tensor, *, features: int, rope: RopeNumbers) -> Tenso
     return torch.stack([angles_SBF.cos(), angles_SBF.sin()])[:, :, :, None]
 
 
-def _stretch_frequencies(frequencies_F: Tensor, rope: RopeNumbers) -> Tensor:
+def _stretch_frequencies(frequencies_F: Tensor, rope: RopeParameters) -> Tensor:
     """Return the frequencies of a rotary position embedding, in radians per position, divided by its factor."""
     if rope.factor == 1.0 or rope.original_context is None:
         return frequencies_F / rope.factor

@@ -208,7 +208,8 @@ def _group_tiles(pattern: Pattern, length: int, limit: int) -> Iterator[list[Til
 
 
 def _continues_group(last: Tile, tile: Tile) -> bool:
-    """Whether a tile of an attention pattern has the same form as the last one, one step further."""
+    """Whether a tile of an attention pattern continues a group: the form of the last tile, moved by its number of
+    queries."""
     if _num_queries(tile) != _num_queries(last):
         return False
     if isinstance(tile.keys, slice) and isinstance(last.keys, slice):

@@ -26,7 +26,7 @@ from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, identity
 from megaptm.plugins import load_class
-from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, RopeNumbers, Size
+from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, RopeParameters, Size
 
 
 def stack_class(block: Block) -> Callable[..., BaseStack]:
@@ -299,8 +299,8 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         # Other layers of the stack may take offsets, for which a window or a cap of this kind would be lost.
         return replace(mask, by_offsets=False).with_pattern(pattern).scores(None)
 
-    def _compute_rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeNumbers, Tensor]:
-        """Return the rotary embedding of queries and keys for the numbers of each layer's attention
+    def _compute_rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeParameters, Tensor]:
+        """Return the rotary embedding of queries and keys for the parameters of each layer's attention
         (`AttentionSpec.rope`). Empty without rotary positions."""
         if self.block.position != "rope":
             return {}

@@ -75,7 +75,7 @@ def copies_location(config: Config) -> str | None:
 
 
 def last_copied_step(source: str) -> int | None:
-    """Return the step of the checkpoint that was last copied to a folder or URL; None if there is none."""
+    """Return the step of the checkpoint that was last copied to a folder or URL; None before the first copy."""
     if not exists(latest := join_path(source, FOLDER, LATEST)):
         return None
     content = read_file(latest)[:20].decode(errors="replace")

@@ -54,7 +54,7 @@ def find_difference(spec: ModelSpec, source: ModelSpec) -> tuple[str, Any, Any] 
     """Compare a model with the other model from which its weights start. Return the first property that must be equal
     and is not: its name, its value and the other value. None if the models are compatible.
 
-    The direction of attention, cross-attention, windows, dropout and the numbers of rotary positions may differ.
+    The direction of attention, cross-attention, windows, dropout and the parameters of rotary positions may differ.
     """
     for name, own, other in _properties(spec, source):
         if own != other:

@@ -11,7 +11,7 @@ from megaptm.spec.attention import (
     BandedSpec,
     PatternSpec,
     PositiveInt,
-    RopeNumbers,
+    RopeParameters,
     SlidingWindowSpec,
 )
 from megaptm.spec.block import (
@@ -78,7 +78,7 @@ __all__ = [
     "PatternSpec",
     "PositiveInt",
     "ResidualSpec",
-    "RopeNumbers",
+    "RopeParameters",
     "SampledInput",
     "SegmentInput",
     "SharingSpec",

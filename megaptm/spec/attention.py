@@ -25,8 +25,8 @@ ROPE_TURNS = (1.0, 4.0)
 is not (Llama 3.1)."""
 
 
-class RopeNumbers(NamedTuple):
-    """Numbers of a rotary position embedding: the fields `ROPE_OPTIONS` of `AttentionSpec`."""
+class RopeParameters(NamedTuple):
+    """Parameters of a rotary position embedding: the fields `ROPE_OPTIONS` of `AttentionSpec`."""
 
     base: float
     factor: float
@@ -83,9 +83,9 @@ class AttentionSpec:
     are not, and others by a mix of both (Llama 3.1). None: all are stretched (arXiv:2306.15595)."""
 
     @property
-    def rope(self) -> RopeNumbers:
-        """Return the numbers of the rotary position embedding."""
-        return RopeNumbers(self.rope_base, self.rope_factor, self.rope_original_context)
+    def rope(self) -> RopeParameters:
+        """Return the parameters of the rotary position embedding."""
+        return RopeParameters(self.rope_base, self.rope_factor, self.rope_original_context)
 
     def dropout_rate(self, model: float) -> float:
         """Return the dropout rate of attention weights in a model with dropout rate `model`."""

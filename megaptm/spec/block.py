@@ -140,7 +140,7 @@ class Block:
     - `sinusoid`: sines and cosines at the input (arXiv:1706.03762, 3.5).
     - `t5-bias`, `t5-bias-causal`: learned bias on the scores by distance, shared by the stack; to both sides, or
       backward only.
-    - `rope`: rotary embedding of queries and keys (arXiv:2104.09864), with the numbers of `attention`.
+    - `rope`: rotary embedding of queries and keys (arXiv:2104.09864), with the parameters in `attention`.
     - `none`.
     """
     norm: NormSpec = field(default=NormSpec())

@@ -1,4 +1,4 @@
-"""Llama-like models in Hugging Face's format: numbers of rotary positions, tied tables, windows, and soft caps."""
+"""Llama-like models in Hugging Face's format: parameters of rotary positions, tied tables, windows, and soft caps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from megaptm.inference.generate import with_cache
 from megaptm.layers.attention import score_scale
 from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.stack import Stack
-from megaptm.spec import ModelSpec, RopeNumbers, Size, change, published, with_attention_options
+from megaptm.spec import ModelSpec, RopeParameters, Size, change, published, with_attention_options
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, make_random_reference
 
@@ -234,7 +234,10 @@ def test_tables_of_gemma3() -> None:
     """Five local layers for each global one; the bases are 10,000 and 1,000,000 (arXiv:2503.19786, section 2)."""
     attentions = CATALOGUE["gemma3"].last_block.attentions
     assert [record.kind for record in attentions] == [*["sliding-window"] * 5, "dot"]
-    assert [record.rope for record in attentions[4:]] == [RopeNumbers(1e4, 1.0, None), RopeNumbers(1e6, 8.0, None)]
+    assert [record.rope for record in attentions[4:]] == [
+        RopeParameters(1e4, 1.0, None),
+        RopeParameters(1e6, 8.0, None),
+    ]
 
 
 def test_heads_of_qwen3_are_wider_than_the_model() -> None:

@@ -13,7 +13,7 @@ DIVIDED, COPIED = "decoder.0.ffn.up.weight", "decoder.1.ffn_norm.weight"
 
 
 def message_of(layout, rank, name, precision="fp32"):
-    """Return the error after one bit of a weight is flipped on a rank; None if there is none."""
+    """Return the error after one bit of a weight is flipped on a rank; None if no error is raised."""
     engine = filled_engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7, precision=precision)
     engine.train_step(micro_batches(batch("gpt2", 0), layout, engine.ranks.data), step=0, lr=1e-3)
     engine.check_replicas()

@@ -14,7 +14,7 @@ from megaptm.families.gpt import GPT2
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
 from megaptm.layers.positions import rotation
 from megaptm.models.model import Model
-from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, RopeNumbers, change
+from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, RopeParameters, change
 from tests.models.tiny import VOCABULARY as WORDS
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, table_gradient
@@ -105,10 +105,10 @@ def test_logits_and_gradient_equal_llama(positions: list[int] | None, kv_heads: 
 @pytest.mark.parametrize(
     ("numbers", "parameters"),
     [
-        (RopeNumbers(1e6, 1.0, None), {"rope_type": "default"}),
-        (RopeNumbers(1e6, 8.0, None), {"rope_type": "linear", "factor": 8.0}),
+        (RopeParameters(1e6, 1.0, None), {"rope_type": "default"}),
+        (RopeParameters(1e6, 8.0, None), {"rope_type": "linear", "factor": 8.0}),
         (
-            RopeNumbers(5e5, 32.0, 8192),
+            RopeParameters(5e5, 32.0, 8192),
             {
                 "rope_type": "llama3",
                 "factor": 32.0,
@@ -120,7 +120,7 @@ def test_logits_and_gradient_equal_llama(positions: list[int] | None, kv_heads: 
     ],
     ids=["base", "linear", "by wavelength"],
 )
-def test_rotation_equals_transformers(numbers: RopeNumbers, parameters: dict[str, object]) -> None:
+def test_rotation_equals_transformers(numbers: RopeParameters, parameters: dict[str, object]) -> None:
     config = transformers.LlamaConfig(head_dim=128, rope_parameters={"rope_theta": numbers.base, **parameters})
     positions = torch.tensor([[0, 1, 17, 41]])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(()), positions)

@@ -1,4 +1,4 @@
-"""Hugging Face copies of checkpoints beside training, and their push to a hub on this machine."""
+"""Hugging Face copies of checkpoints in the background, and their push to a hub on this machine."""
 
 import base64
 import hashlib

@@ -43,12 +43,12 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _rope_by_kind(spec: ModelSpec) -> dict[str, Any]:
-    """Return the numbers of rotary positions of each kind of layer, which all layers of a kind must share."""
+    """Return the parameters of rotary positions of each kind of layer, which all layers of a kind must share."""
     by_kind: dict[str, Any] = {}
     for record, kind in zip(spec.family.last_block.attentions, _kinds(spec.family), strict=True):
         if by_kind.setdefault(kind, record.rope) != record.rope:
             raise UserError(
-                "model.attention has numbers of rotary positions that differ among windows, or among other layers: "
+                "model.attention has parameters of rotary positions that differ among windows, or among other layers: "
                 f"{spec.name} at Hugging Face has one for each kind. Use `megaptm.load(RUN)` in Python."
             )
     return {ROPE_BY_KIND: {kind: rope_parameters(rope) for kind, rope in by_kind.items()}}
@@ -59,7 +59,7 @@ def _are_by_kind(value: Any) -> bool:
 
 
 def _read_by_kind(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config with the numbers of rotary positions that layers use in turn."""
+    """Return the values of a config with the parameters of rotary positions that layers use in turn."""
     turns = [rope_options(values[ROPE_BY_KIND][kind]) for kind in _kinds(GEMMA3_FAMILY)]
     return values | {name: tuple(options[name] for options in turns) for name in turns[0]}
 

@@ -84,7 +84,7 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
     blocks = spec.family.stacks
     if len({record.rope for block in blocks.values() for record in block.attentions}) > 1:
         raise UserError(
-            f"model.attention has numbers of rotary positions that differ among layers: {spec.name} at Hugging Face "
+            f"model.attention has parameters of rotary positions that differ among layers: {spec.name} at Hugging Face "
             "has one for all. Use `megaptm.load(RUN)` in Python."
         )
     values = {}
