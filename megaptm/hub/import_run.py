@@ -210,7 +210,8 @@ def read_model(
     context: int | None = None,
 ) -> tuple[ImportedModel, Tokenizer | None]:
     """Read a Hugging Face model from a folder or the hub, and its tokenizer, or that in the folder `tokenizer`; None
-    without a tokenizer. Raise UserError if they do not match. `family`, `inputs`, `context`: as in `from_hugging_face`."""
+    without a tokenizer. Raise UserError if they do not match. `family`, `inputs`, `context`: as in
+    `from_hugging_face`."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
