@@ -65,8 +65,9 @@ def to_python(column: Any) -> list[Any]:
     """Convert an Arrow batch to Python values, with text as bytes, because Arrow does not guarantee valid UTF-8."""
     import pyarrow
 
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    if pyarrow.types.is_dictionary(column.type):  # rows share their values: decoded, a long one may fill the memory
+        values = to_python(column.dictionary)
+        return [None if index is None else values[index] for index in column.indices.to_pylist()]
     if is_text(column.type):
         column = column.cast(pyarrow.large_binary())
     return column.to_pylist()  # type: ignore[no-any-return]

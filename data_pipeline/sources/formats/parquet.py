@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from data_pipeline.document import Document
@@ -13,11 +14,14 @@ from data_pipeline.sources.source import Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord, require_library
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
+    from pyarrow.parquet import FileMetaData, ParquetFile
 
 BATCH_BYTES = 8 << 20
 """Approximate bytes of a batch of rows of a Parquet file."""
 BATCH_ROWS = 4096
+MAX_DICTIONARY_BYTES = 2 << 20
+"""Maximum bytes of a column in a row group, besides 4 per row, to read it as a dictionary, whose values rows share.
+Writers end a dictionary at about 1 MiB, so a larger column stores most values row by row."""
 
 
 def read_parquet(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
@@ -31,26 +35,37 @@ def read_parquet(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     with open_file(span.file) as stream:
         if not stream.read(1):
             raise EMPTY
+        # Without pre-buffering, pages are read on demand: a row group may be larger than memory.
+        open_table = partial(
+            ParquetFile, stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
+        )
         try:
-            # Without pre-buffering, pages are read on demand: a row group may be larger than memory.
-            table = ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True)
+            table = open_table()
+            columns = required_columns(table.schema_arrow, span.file.source)
         except (ArrowException, OSError) as error:
             problem = f"is not readable Parquet ({arrow_message(error)})"
             raise Unreadable("not Parquet", problem, "write it again") from None
-        yield from documents_of_rows(_read_rows(table, span, handler), span, handler)
+        open_group = partial(open_table, metadata=table.metadata)
+        yield from documents_of_rows(_read_rows(table.metadata, open_group, columns, span, handler), span, handler)
 
 
-def _read_rows(table: ParquetFile, span: Span, handler: UnreadableHandler) -> Iterator[Row]:
+def _read_rows(
+    metadata: FileMetaData,
+    open_group: Callable[..., ParquetFile],
+    columns: list[str],
+    span: Span,
+    handler: UnreadableHandler,
+) -> Iterator[Row]:
     """Yield row index in the file (from 0) and the required columns. The damaged remainder of a row group counts
     once."""
     next_row = 0
-    columns = required_columns(table.schema_arrow, span.file.source)
-    for group_index in range(table.metadata.num_row_groups):
-        group = table.metadata.row_group(group_index)
+    for group_index in range(metadata.num_row_groups):
+        group = metadata.row_group(group_index)
         row, next_row = next_row, next_row + group.num_rows
         if not span.start <= _first_byte(group) < span.end:
             continue
         try:
+            table = open_group(read_dictionary=_repeated_columns(group, columns))
             for batch in table.iter_batches(
                 _batch_rows(group, columns), row_groups=[group_index], columns=columns, use_threads=False
             ):
@@ -62,6 +77,19 @@ def _read_rows(table: ParquetFile, span: Span, handler: UnreadableHandler) -> It
                 "damaged", f"starts a damaged part ({arrow_message(error)})", "write the file again"
             )
             handler.handle_record(f"{span.file.name}@{row}", f"row {row:,}", damage)
+
+
+def _repeated_columns(group: Any, columns: list[str]) -> list[str]:
+    """Return those columns of a row group whose values are in a dictionary page: few, perhaps long ones."""
+    chunks = [group.column(number) for number in range(group.num_columns)]
+    return [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.path_in_schema in columns  # nested columns have other paths
+        and chunk.physical_type == "BYTE_ARRAY"
+        and chunk.has_dictionary_page
+        and chunk.total_uncompressed_size <= MAX_DICTIONARY_BYTES + 4 * chunk.num_values
+    ]
 
 
 def _batch_rows(group: Any, columns: list[str]) -> int:

@@ -4,9 +4,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_pipeline.sources import pieces
+from data_pipeline.document import DropCounts
+from data_pipeline.sources import pieces, read_span
 from data_pipeline.sources.formats import parquet as reader
-from tests.data_pipeline.sources.reading import reading, written
+from tests.data_pipeline.sources.reading import reading, span_of, written
 
 
 def test_rows_and_selected_columns(tmp_path):
@@ -35,6 +36,19 @@ def test_text_column_types(kind, tmp_path):
     values = [text.encode() for text in texts] if pa.types.is_binary(kind) else texts
     parquet.write_table(pa.table({"text": pa.array(values).cast(kind)}), path)
     assert reading(path).texts == texts
+
+
+def test_rows_share_a_long_text_that_repeats(tmp_path):
+    """A book beside each question about it: a small file whose decoded batch would fill the memory."""
+    path, books = tmp_path / "a.parquet", [f"{number} " * 50_000 for number in range(3)]
+    parquet.write_table(pa.table({"text": [*books, None] * 250, "question": [*map(str, range(1000))]}), path)
+    assert path.stat().st_size < 100_000
+    before = pa.total_allocated_bytes()
+    first = next(read_span(span_of(path, keep=("question",)), DropCounts(), "skip"))
+    assert (first.text, first.notes) == (books[0], {"question": "0"})
+    assert pa.total_allocated_bytes() - before < 10_000_000
+    result = reading(path)
+    assert (result.texts[:3], len(result.texts), result.counts) == (books, 750, {"no text field": 250})
 
 
 def test_invalid_rows_are_dropped(tmp_path, refusal):
