@@ -102,7 +102,7 @@ def test_dry_run_prints_script_and_faults_without_slurm(launch, tmp_path):
     assert shown.exit_code == 2
     assert re.search(r'^train .*/submitted/[0-9a-f]{16}\.yaml "\$@"$', shown.stdout, re.MULTILINE)
     assert "error: this script would not be submitted (2 faults):\n  /nowhere/manifest.json does" in shown.stderr
-    assert "\n  a job of 10 min is signaled to save 15 min before its end" in shown.stderr
+    assert "\n  a job of 10 min gets its signal to save 15 min before its end" in shown.stderr
     assert not (tmp_path / "run").exists()
 
 
