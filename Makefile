@@ -10,13 +10,13 @@ READY := .venv/.ready
 WORKERS := -n 4 --no-loadscope-reorder
 
 # There are more threads than cores: waiting threads must sleep instead of spinning.
-quick tests drills: export OMP_WAIT_POLICY := passive
+quick tests drills faults: export OMP_WAIT_POLICY := passive
 
 # If this were set, each of the hundreds of processes of the tests would compile the project again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test format-check lint types types-and-tests tests drills nightly loaded fuzz fmt site bench clean
+.PHONY: help setup demo quick test format-check lint types types-and-tests tests drills nightly loaded faults fuzz fmt site bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -55,7 +55,11 @@ loaded: $(READY)  ## run the tests three times and the demo beside two busy loop
 	for round in $$(seq $(or $(ROUNDS),3)); do echo "== round $$round" && $(MAKE) tests || exit 1; done; \
 	$(MAKE) demo
 
-nightly: drills fuzz bench  ## run drills, fuzz and benchmarks
+nightly: drills faults fuzz bench  ## run drills, faults, fuzz and benchmarks
+
+faults: $(READY)  ## hit a run on four processes with seeded faults (docs/faults.md); SEED=0 COUNT=100 MINUTES=30
+	@$(VENV)/python -m tests.faults --seed $(or $(SEED),0) --count $(or $(COUNT),100)
+	@$(VENV)/python -m tests.faults --kinds 'kill a rank' --per-minute $(or $(MINUTES),30)
 
 fuzz: $(READY)  ## run commands on damaged files (docs/fuzz.md); SEED=0 READS=2000 COMMANDS=50 cases per kind
 	@$(VENV)/python -m tests.fuzz --seed $(or $(SEED),0) --reads $(or $(READS),2000) --commands $(or $(COMMANDS),50)

@@ -22,7 +22,7 @@ from tests.storage.server import faults, s3
 
 __all__ = ["faults", "faulty_files", "real_corpus", "s3"]
 
-LONGEST = ("real", "train", "layouts", "learn", "track", "docs", "plan", "recorded", "test_demo.py")
+LONGEST = ("real", "train", "layouts", "learn", "faults", "track", "docs", "plan", "recorded", "test_demo.py")
 
 FAMILY_SECONDS = 15
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,9 @@ def _wait(port: int, server: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the S3 server did not start")
 
 
-@pytest.fixture(scope="session")
-def s3() -> Iterator[Proxy]:
-    """Running server with one bucket. This process and its children reach it through the proxy."""
-    pytest.importorskip("moto")
+@contextmanager
+def s3_server() -> Iterator[Proxy]:
+    """Start a server with one bucket. This process and its children reach it through the proxy."""
     port = free_port()
     program = Path(sys.executable).with_name("moto_server")
     server = subprocess.Popen([program, "-H", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL)
@@ -66,6 +66,14 @@ def s3() -> Iterator[Proxy]:
         server.wait()
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Proxy]:
+    """Running server with one bucket (`s3_server`)."""
+    pytest.importorskip("moto")
+    with s3_server() as proxy:
+        yield proxy
 
 
 @pytest.fixture

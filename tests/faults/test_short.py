@@ -1,0 +1,18 @@
+"""Short form of `make faults`: a few kinds of faults without servers, on two processes."""
+
+import subprocess
+import sys
+
+from tests import ROOT
+
+KINDS = ("kill while the checkpoint is renamed", "kill the launcher", "EIO while the manifest is renamed")
+
+
+def test_run_under_faults_equals_an_undisturbed_one():
+    command = ["--processes", "2", "--count", str(len(KINDS)), "--max-seconds", "400", "--kinds", *KINDS]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", *command], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert f"{len(KINDS)} faults, seed 0, 0 failed" in done.stdout
+    assert "; nothing differs from the undisturbed run" in done.stdout
