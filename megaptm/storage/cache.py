@@ -19,6 +19,8 @@ from megaptm.storage.retry import RetryPolicy
 MAX_DOWNLOADS = 3
 """Maximum number of downloads of a remote file whose hash is wrong."""
 QUARANTINE = "quarantine"
+ABANDONED_NS = 3600 * 10**9
+"""Age of an unfinished file, relative to the newest file of the cache, after which no process writes to it."""
 
 
 def default_cache_folder() -> Path:
@@ -88,9 +90,11 @@ class Cache:
             )
         copies = sorted(self._list_copies())
         used = sum(size_of_copy for _, size_of_copy, _ in copies)
-        for _, size_of_copy, oldest in copies:
+        for used_ns, size_of_copy, oldest in copies:
             if used + size <= self.max_bytes:
                 return
+            if oldest.name.endswith(SUFFIX) and used_ns > copies[-1][0] - ABANDONED_NS:
+                continue  # another process downloads it; without the file, it would fail
             oldest.unlink(missing_ok=True)
             used -= size_of_copy
 
