@@ -166,7 +166,8 @@ class Campaign:
         self._undo = (since + fault.seconds, fault.undo)
         if kind.until == "restart":
             self._wait(lambda: self._has_sign("resume", since))
-            self._wait(lambda: self.furthest > outcome.step)
+            reached = self.furthest
+            self._wait(lambda: self.furthest > reached)
         else:
             self._wait(lambda: self._undo is None)
             undone = self.furthest
@@ -337,6 +338,8 @@ class Campaign:
         Outcomes of faults after which a loss differs get a problem.
         """
         last = max(find_committed(self.run))
+        for step in [step for step in self.losses if step > last]:
+            del self.losses[step]
         config = yaml.safe_load((self.run / "config.yaml").read_text(encoding="utf-8"))
         skips = json.dumps(config["train"].get("skip_batches") or {}).replace('"', "")
         reference = self.folder / "undisturbed"
