@@ -84,3 +84,16 @@ def _is_number(value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return _is_number(value) and value > 0
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each path of a mix, with as many parts before it as distinguish it from the others."""
+    parts = {path: [part for part in path.split("/") if part] or [path] for path in paths}
+
+    def shorten(path: str) -> str:
+        for length in range(1, len(parts[path]) + 1):
+            if [own[-length:] for own in parts.values()].count(parts[path][-length:]) == 1:
+                return "/".join(parts[path][-length:])
+        return path
+
+    return {path: shorten(path) for path in paths}

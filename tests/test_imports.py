@@ -105,6 +105,7 @@ MAY_IMPORT = {
         "spec",
         "plugins",
         "batch",
+        "mixture",
         "objectives",
         "families",
         "config",

@@ -57,7 +57,7 @@ def check_data(case: CheckInput) -> Iterator[Finding]:
     with with_temporary_cache(case.config) as config:
         case = replace(case, config=config)
         are_valid = True
-        for location in config.data.mix:
+        for location in config.data.corpora:
             for finding in _check_corpus(case, location):
                 are_valid = are_valid and finding.state != "fault"
                 yield finding
@@ -138,6 +138,7 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     check_epochs(config, text)
     validation = corpora.mix("validation")
     held_out = validation.fresh_batches(train.batch)
+    sets = corpora.validation_mixes()
     for hook in run_hooks(config):
         hook.check_samples(config, {"train": text, "validation": validation})
     end = phase_end(config, train.phase_start)
@@ -146,7 +147,7 @@ def _check_mix(config: Config) -> Iterator[Finding]:
         "data",
         "ok",
         f"{end:,} steps read {samples:,} samples of {config.data.sequence:,} tokens; {held_out:,} batches are "
-        "held out.",
+        "held out" + "".join(f", {mix.fresh_batches(train.batch):,} of {name}" for name, mix in sets.items()) + ".",
         {"samples": samples, "held_out_batches": held_out},
     )
     yield from _check_epochs(config, text, samples)

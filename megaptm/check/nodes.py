@@ -50,8 +50,8 @@ def check_nodes(case: CheckInput) -> Iterator[Finding]:
 
 def probed_paths(config: Config, token: Path) -> ProbedPaths:
     """Return the folders that each node must see, and those that it must be able to write to."""
-    folders = tuple(corpus for corpus in config.data.mix if "://" not in corpus)
-    cache = (config.data.cache_dir,) if config.data.cache_dir and len(folders) < len(config.data.mix) else ()
+    folders = tuple(corpus for corpus in config.data.corpora if "://" not in corpus)
+    cache = (config.data.cache_dir,) if config.data.cache_dir and len(folders) < len(config.data.corpora) else ()
     return ProbedPaths(visible=folders, writable=(config.run, *cache), token=str(token))
 
 

@@ -107,7 +107,11 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
         size += EXPORT_BYTES * parameters
     # If there is not more space, the oldest is removed before the next one is written, but never the last one.
     keep, steps = config.checkpoint.keep, config.train.steps
-    num_retained = max(keep.last, 2) + keep.best + (0 if keep.every is None else steps // keep.every)
+    num_retained = (
+        max(keep.last, 2)
+        + keep.best.count * max(1, len(config.phases))
+        + (0 if keep.every is None else steps // keep.every)
+    )
     every = config.checkpoint.every
     num_checkpoints = min(num_retained, -(-steps // every) if isinstance(every, int) else steps)
     saved = sum(path.stat().st_size for path in run.glob("checkpoints/step-*/*"))

@@ -19,6 +19,7 @@ from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import Config, Layout, ModelConfig
 from megaptm.config.sections.extensions import used_sections
 from megaptm.config.stage_division import cut_errors
+from megaptm.config.validation_rules import validation_errors
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
 from megaptm.models.head_costs import HEADS
@@ -46,7 +47,7 @@ def config_errors(config: Config) -> Iterator[str]:
         own = (family.config_errors, _extensions_errors)
     general = (
         *(_precision_errors, _init_errors, _data_errors, _mix_ramp_errors, _batch_errors, _schedule_errors),
-        *(_profile_errors, _keep_errors, _stop_errors, _hub_errors),
+        *(_profile_errors, validation_errors, _hub_errors),
     )
     for rules in (phase_errors, *(() if unknown else own), *general):
         yield from rules(config)
@@ -400,31 +401,11 @@ def _schedule_errors(config: Config) -> Iterator[str]:
     yield from _skip_errors(config)
 
 
-def _keep_errors(config: Config) -> Iterator[str]:
-    checkpoint, validate_every = config.checkpoint, config.train.validate_every
-    if not isinstance(checkpoint.every, int):
-        if checkpoint.keep.best:
-            yield (
-                f"checkpoint.keep.best compares validation losses at fixed steps, and checkpoint.every is "
-                f"{checkpoint.every}: set it to a number of steps, or remove checkpoint.keep.best."
-            )
-    elif checkpoint.keep.best and (validate_every is None or checkpoint.every % validate_every):
-        yield (
-            f"checkpoint.keep.best compares validation losses, so that checkpoint.every ({checkpoint.every}) must be a "
-            f"multiple of train.validate_every ({validate_every}): change one of them, or remove checkpoint.keep.best."
-        )
-
-
 def _hub_errors(config: Config) -> Iterator[str]:
     if config.hub.push_to is not None and config.hub.export_every is None:
         yield "hub.push_to needs hub.export_every: it pushes the exported copies."
     if config.hub.export_every is not None and isinstance(find_family(config.model.family), LayerlessFamily):
         yield f"hub.export_every: {config.model.family} has no counterpart in transformers: remove it."
-
-
-def _stop_errors(config: Config) -> Iterator[str]:
-    if config.train.stop is not None and config.train.validate_every is None:
-        yield "train.stop needs train.validate_every: it follows a validation loss."
 
 
 def _profile_errors(config: Config) -> Iterator[str]:

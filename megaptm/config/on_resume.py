@@ -55,6 +55,8 @@ RESUME_RULES = {
     "data.epochs": OnResume.YES,
     "data.workers": OnResume.YES,
     "data.verify": OnResume.YES,
+    "data.validation": OnResume.YES,
+    "data.validate_each": OnResume.YES,
     "data.cache_dir": OnResume.YES,
     "data.timeout_seconds": OnResume.YES,
     "layout": OnResume.YES,

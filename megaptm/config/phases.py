@@ -18,7 +18,7 @@ WHOLE_RUN = (
     *("train.threads", "train.restarts", "train.hang_seconds"),
 )
 """Keys that hold for a run, or for a job, as a whole."""
-MAPPINGS = ("data.mix", "data.mix_ramp", "data.size_limits", "objective")
+MAPPINGS = ("data.mix", "data.mix_ramp", "data.size_limits", "data.validation", "objective")
 """Keys of phases whose values are given as a whole, because names in them may contain dots."""
 
 

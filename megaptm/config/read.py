@@ -33,10 +33,10 @@ MAX_MESSAGES = 20
 """Maximum number of mistakes reported for one config."""
 # Replaced as a unit instead of merged: a config with its own corpora or tasks does not want its parent's as well, and
 # layouts belong to one model. An override of a key inside one changes only that key.
-REPLACED_KEYS = frozenset({"data.mix", "data.mix_ramp", "data.size_limits", "layouts", "objective"}) | {
-    f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced
-}
-SHORTHANDS = {"checkpoint.keep": "last"}
+REPLACED_KEYS = frozenset(
+    {"data.mix", "data.mix_ramp", "data.size_limits", "data.validation", "layouts", "objective"}
+) | {f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced}
+SHORTHANDS = {"checkpoint.keep": "last", "checkpoint.keep.best": "count"}
 """Section that may be a number -> the key that the number sets; the other keys keep their values."""
 AUTO = "auto"
 """Value of `layout` in a config that requests the planner's layout."""

@@ -214,7 +214,8 @@ class StopConfig(Section):
     """Early stopping: the run ends as complete, with exit code 0, when a validation loss no longer falls."""
 
     metric: str = "validation/loss"
-    """Metric to follow: validation/loss, the weighted sum of the losses, or validation/NAME for one of them."""
+    """Metric to follow: validation/loss, the weighted sum of the losses, validation/NAME for one of them, or
+    validation/SET/loss for a validation set."""
     patience: Count
     """Number of validations in a row without an improvement after which the run ends."""
     min_delta: Annotated[float, Field(ge=0.0)] = 0.0

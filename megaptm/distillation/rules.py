@@ -49,6 +49,11 @@ def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:
     yield from mistakes
     if not mistakes and not [*layered_model_errors(config.model)]:
         yield from distillation_errors(config)
+    if distill.cached_logits is not None and config.data.validation_sets:
+        yield (
+            "distill.cached_logits has no logits for the validation sets of data.validation and data.validate_each: "
+            "remove these, or distill.cached_logits."
+        )
     if distill.initial_layers and config.train.init_from is not None:
         yield "train.init_from and distill.initial_layers both set the student's initial weights: remove one."
 

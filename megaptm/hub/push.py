@@ -26,7 +26,7 @@ def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
     """Return the model card of an exported checkpoint: what it is, how to load it, and how it was trained."""
     config, state = checkpoint.config, checkpoint.checkpoint.state
     title = f"{config.model.family} {config.model.size}"
-    samples, losses = state.get("samples"), state.get("held_out", {}).get("losses", {})
+    samples, losses = state.get("samples"), state.get("held_out", {}).get("losses", {}).get("loss", {})
     rows = {
         "step": f"{checkpoint.step:,}",
         "sequences": f"{samples:,}" if isinstance(samples, int) else "unknown",

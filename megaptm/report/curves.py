@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,8 @@ MARK_COLORS = {"restart": "gray", "change": "purple", "failure": "darkorange", "
 """Colors of the marks of a run in a picture, by kind."""
 METRICS = {"learning rate": "learning_rate", "tokens/s": "tokens_per_second"}
 """Metrics of the panels of a picture, by label."""
+SET_LOSS = re.compile("validation/.+/loss")
+"""Metrics with the loss of a validation set."""
 GROUPS = ("gradient_norm", "weight_norm", "update_norm", "rank_seconds")
 """Metrics of the run itself, by the first part of their names, that have panels as those of callbacks have."""
 MAX_POINTS = 2000
@@ -153,7 +156,7 @@ def plot(
                 axes.plot(*zip(*points, strict=True), color="lightgray", linewidth=1, zorder=0)
         for name, points in curves.items():
             style = {"linestyle": "--"} if name.startswith("baseline") else {}
-            marker = "o" if name == "validation" and len(points) < 50 else ""
+            marker = "o" if name.startswith("validation") and len(points) < 50 else ""
             if points:
                 width = 1.5 if axes is all_axes[0] and not style else 1
                 x, y = zip(*thin_out(points), strict=True)
@@ -231,14 +234,21 @@ def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list
 
 
 def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Return the loss curves of a run: training and held-out loss, and each baseline (a metric named `baseline/...`) as
-    a horizontal line."""
+    """Return the loss curves of a run: training and held-out loss, that of each validation set, and each baseline (a
+    metric named `baseline/...`) as a horizontal line."""
     curves = {"training": curve(records, "loss"), "validation": curve(records, "validation/loss")}
+    curves |= {f"validation {name}": curve(records, key) for name, key in set_metrics(records).items()}
     steps = [record["step"] for record in records]
     for key in dict.fromkeys(key for record in records for key in record if key.startswith("baseline/")):
         level = curve(records, key)[-1][1]
         curves[f"baseline {key.removeprefix('baseline/')}"] = [(min(steps), level), (max(steps), level)]
     return {name: points for name, points in curves.items() if points}
+
+
+def set_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the metric with the loss of each validation set of a run, by the name of the set."""
+    keys = dict.fromkeys(key for record in records for key in record if SET_LOSS.fullmatch(key))
+    return {key.split("/", 1)[1].removesuffix("/loss"): key for key in keys}
 
 
 def curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:

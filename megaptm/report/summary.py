@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.console import Console
-from megaptm.report.curves import ABANDONED, curve, draw_curves, loss_curves, save_picture
+from megaptm.report.curves import ABANDONED, curve, draw_curves, loss_curves, save_picture, set_metrics
 from megaptm.report.history import History
 from megaptm.run.branch import find_returns, is_abandoned
 from megaptm.run.changes import recorded_changes
@@ -78,6 +78,7 @@ def _metric_table(history: History) -> Table:
     rows = (
         ("loss", "{:.4f}", "training loss, last"),
         ("validation/loss", "{:.4f}", "validation loss, last"),
+        *((key, "{:.4f}", f"validation loss of {name}, last") for name, key in set_metrics(history.records).items()),
         ("tokens_per_second", "{:,.0f}", "tokens/s, median"),
         ("model_flops_per_second", "{:.3g}", "model FLOP/s, median"),
         ("mfu", "{:.1%}", "MFU, median"),

@@ -51,7 +51,7 @@ def build_arguments(
         example, settings = EXAMPLE_SOURCES[kind]
         source = f"sources=[{{path: {text or example}, {settings}}}]"
     first = next(iter(config.data.mix))
-    if tokenizer is None and path != first and path in config.data.mix:
+    if tokenizer is None and path != first and path in config.data.corpora:
         tokenizer = join_path(first, "tokenizer")
     tokenizer = tokenizer or _tokenizer_of_weights(config)
     tokenizer_options = _tokenizer_options(config) if tokenizer is None else [f"tokenizer={tokenizer}"]

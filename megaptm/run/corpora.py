@@ -4,9 +4,10 @@ launcher uses it, too."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,10 +48,18 @@ class RunCorpora:
     def __init__(self, config: Config, share: ShareOfChecks | None = None) -> None:
         """`share`: part of the checks of shards that this process does; None: all."""
         self.config, self.share = config, share
-        self._corpora = {path: replace(open_corpus(path, config), share=share) for path in config.data.mix}
+        opened = {path: replace(open_corpus(path, config), share=share) for path in config.data.corpora}
+        self._corpora = {path: opened[path] for path in config.data.mix}
+        self._opened = opened
         first, corpus = next(iter(self._corpora.items()))
         self.tokenizer = load_corpus_tokenizer(corpus)
         check_vocabulary(config, self.tokenizer, first)
+        for path, other in opened.items():
+            if path not in self._corpora and other.manifest.tokenizer["fingerprint"] != self.tokenizer.fingerprint:
+                raise UserError(
+                    f"data.validation: {path} was made with another tokenizer than {first}: build it with "
+                    f"tokenizer={join_path(first, 'tokenizer')}."
+                )
         for task in tasks_of(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
             if read and not any(task.objective.for_corpus(corpus.manifest.fields) is task.objective for corpus in read):
@@ -119,12 +128,34 @@ class RunCorpora:
     def mix(self, split: str) -> Mix:
         """Return the mix of a run's corpora for `train` or `validation`."""
         data = self.config.data
-        cursors = data.cursors if split == "train" else None
-        return open_mix(
+        cursors, ramp = data.cursors if split == "train" else None, data.mix_ramp
+        return self._open(
             data.mix,
-            opened=self._corpora,
+            self._corpora,
             split=split,
             objective=self.config.objective,
+            schedule=self.config.batch_schedule if split == "train" else None,
+            start=None if cursors is None else ReadCursors(cursors.step, cursors.sample, cursors.read),
+            mix_ramp=None if ramp is None or ramp.steps is None else (ramp.initial, ramp.steps),
+        )
+
+    def validation_mixes(self) -> dict[str, Mix]:
+        """Return the samples of the named validation sets. Raise `UserError` for a set without a full batch."""
+        mixes, objective = {}, self.config.built_objective.for_validation()
+        for name, own in self.config.data.validation_sets.items():
+            try:
+                opened = {path: self._opened[path] for path in own.mix}
+                mixes[name] = self._open(own.mix, opened, split=own.split, objective=objective)
+                mixes[name].fresh_batches(self.config.train.batch)
+            except UserError as error:
+                raise UserError(f"validation set {name}: {error}") from None
+        return mixes
+
+    def _open(self, mix: Mapping[str, Any], corpora: Mapping[str, Corpus], **options: Any) -> Mix:
+        data = self.config.data
+        return open_mix(
+            mix,
+            opened=corpora,
             sequence=data.sequence,
             seed=self.config.train.seed,
             document_mask=data.document_mask,
@@ -133,11 +164,9 @@ class RunCorpora:
             size_exponent=data.size_exponent,
             dupe_factor=data.dupe_factor,
             size_limits=data.size_limits,
-            schedule=self.config.batch_schedule if split == "train" else None,
             last_step=self.config.train.steps - 1,
             lanes=self.config.train.batch,
-            start=None if cursors is None else ReadCursors(cursors.step, cursors.sample, cursors.read),
-            mix_ramp=None if (ramp := data.mix_ramp) is None or ramp.steps is None else (ramp.initial, ramp.steps),
+            **options,
         )
 
 
@@ -147,7 +176,7 @@ def open_corpus(path: str, config: Config) -> Corpus:
     try:
         return Corpus.open(path, corpus_cache(config))
     except NoCorpusError as error:
-        if last_saved_step(Path(config.run)):
+        if path in config.data.mix and last_saved_step(Path(config.run)):
             value = config.data.mix[path]
             shown = f"{value:g}" if isinstance(value, float) else json.dumps(value)
             raise UserError(

@@ -62,6 +62,7 @@ def _check_phase(config: Config) -> Tokenizer:
     mixes = {split: corpora.mix(split) for split in ("train", "validation")}
     check_epochs(config, mixes["train"])
     mixes["validation"].fresh_batches(config.train.batch)
+    corpora.validation_mixes()
     for hook in run_hooks(config):
         hook.check_samples(config, mixes)
     return corpora.tokenizer

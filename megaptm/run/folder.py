@@ -170,7 +170,13 @@ def absolute_paths(config: Config, *, change: bool = False) -> Config:
     limits = {absolute_path(folder): documents for folder, documents in config.data.size_limits.items()}
     if (ramp := config.data.mix_ramp) is not None:
         ramp = ramp.model_copy(update={"initial": _absolute_value("data.mix_ramp.initial", ramp.initial)})
-    data = config.data.model_copy(update={"mix": mix, "mix_ramp": ramp, "size_limits": limits, "cache_dir": cache})
+    validation = {
+        name: own.model_copy(update={"corpus": absolute_path(own.corpus)})
+        for name, own in config.data.validation.items()
+    }
+    data = config.data.model_copy(
+        update={"mix": mix, "mix_ramp": ramp, "size_limits": limits, "cache_dir": cache, "validation": validation}
+    )
     objective = config.objective if isinstance(config.objective, str) else map_files(config.objective, absolute_path)
     vectors = config.model.word_vectors and absolute_path(config.model.word_vectors)
     model = config.model.model_copy(update={"word_vectors": vectors})
@@ -199,6 +205,10 @@ def _absolute_value(key: str, value: Any) -> Any:
     """Return the value of a key of a phase with absolute paths."""
     if key in ("data.mix", "data.mix_ramp.initial", "data.size_limits") and isinstance(value, dict):
         return {absolute_path(folder): number for folder, number in value.items()}
+    if key == "data.validation" and isinstance(value, dict):
+        return {name: _absolute_value("data.validation.NAME", own) for name, own in value.items()}
+    if key == "data.validation.NAME" and isinstance(value, dict) and isinstance(value.get("corpus"), str):
+        return value | {"corpus": absolute_path(value["corpus"])}
     if key == "data.mix_ramp" and isinstance(value, dict):
         return value | {"initial": _absolute_value(f"{key}.initial", value.get("initial"))}
     return map_files(value, absolute_path) if key == "objective" and not isinstance(value, str) else value

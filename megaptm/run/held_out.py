@@ -2,46 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from megaptm.config import Config
 from megaptm.config.schema import KeepConfig
+from megaptm.errors import UserError, nearest
 
 FIELD = "held_out"
-"""Key of the validation loss in a checkpoint's state."""
+"""Key of the validation losses in a checkpoint's state."""
+PREFIX = "validation/"
 
 
 @dataclass
 class HeldOutLoss:
-    """Last validation loss, and the first step at which the loss rose. Checkpoints contain it, so that a resumed run
-    has the same learning rate."""
+    """Validation losses by step. Checkpoints contain them, so that a resumed run has the same learning rate. Losses are
+    compared only with those of the same data and objective: phases may have others."""
 
+    recipe: str = ""
+    """Hash of what the present losses depend on besides the weights (`data_recipe`)."""
     last: float | None = None
+    """Last validation loss of the mix."""
     rose: int | None = None
     """Number of finished steps when the validation loss rose for the first time."""
-    losses: dict[int, float] = field(default_factory=dict)
-    """Number of finished steps -> validation loss."""
+    losses: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Name of a loss -> number of finished steps -> validation loss."""
+    recipes: dict[int, str] = field(default_factory=dict)
+    """Number of finished steps -> recipe of the losses."""
 
-    def add(self, step: int, loss: float) -> None:
-        """Add the validation loss after `step` steps."""
-        if self.rose is None and self.last is not None and loss > self.last:
+    def add(self, step: int, losses: Mapping[str, float]) -> None:
+        """Add the validation losses after `step` steps; `loss` is that of the mix."""
+        if self.rose is None and self.last is not None and losses["loss"] > self.last:
             self.rose = step
-        self.last = loss
-        self.losses[step] = loss
+        self.last = losses["loss"]
+        self.recipes[step] = self.recipe
+        for name, loss in losses.items():
+            self.losses.setdefault(name, {})[step] = loss
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the validation losses from a checkpoint's state; reset them if the state has none."""
-        last, rose = state.get("last"), state.get("rose")
-        self.last = float(last) if isinstance(last, int | float) else None
+        last, rose, losses = state.get("last"), state.get("rose"), state.get("losses")
         self.rose = rose if isinstance(rose, int) else None
-        losses = state.get("losses")
-        known = losses.items() if isinstance(losses, dict) else ()
-        self.losses = {
-            int(step): float(loss) for step, loss in known if step.isdecimal() and isinstance(loss, int | float)
-        }
+        losses = losses if isinstance(losses, dict) else {}
+        if not any(isinstance(values, dict) for values in losses.values()):  # of a version with one loss
+            losses = {"loss": losses}
+        self.losses = {name: _by_step(values, int | float) for name, values in losses.items()}
+        self.recipes = _by_step(state.get("recipes"), str)
+        is_same = self.recipes.get(max(self.recipes, default=0), self.recipe) == self.recipe
+        self.last = float(last) if isinstance(last, int | float) and is_same else None
 
     def retained_steps(self, steps: Iterable[int], keep: KeepConfig) -> set[int]:
-        """Return those of some steps whose checkpoints `checkpoint.keep` retains besides the newest and the tagged."""
-        validated = sorted((step for step in steps if step in self.losses), key=lambda step: self.losses[step])
-        return {*validated[: keep.best], *(step for step in steps if keep.every is not None and step % keep.every == 0)}
+        """Return those of some steps whose checkpoints `checkpoint.keep` retains besides the newest and the tagged: the
+        best of each recipe."""
+        steps = [*steps]
+        retained = {step for step in steps if keep.every is not None and step % keep.every == 0}
+        for recipe in {*self.recipes.values(), ""}:
+            retained |= {*self._sorted(steps, keep.best.metric, recipe)[: keep.best.count]}
+        return retained
+
+    def best_step(self, steps: Iterable[int], metric: str) -> int | None:
+        """Return the step with the lowest value of a metric, of those with the recipe of the newest; None without
+        one."""
+        validated = [step for step in steps if step in self.losses.get(metric.removeprefix(PREFIX), {})]
+        recipe = self.recipes.get(max(validated, default=0), "")
+        return next(iter(self._sorted(validated, metric, recipe)), None)
+
+    def _sorted(self, steps: Iterable[int], metric: str, recipe: str) -> list[int]:
+        """Return the steps with a value of a metric under a recipe, the lowest value first."""
+        values = self.losses.get(metric.removeprefix(PREFIX), {})
+        own = (step for step in sorted(steps) if step in values and self.recipes.get(step, "") == recipe)
+        return sorted(own, key=lambda step: values[step])
+
+
+def _by_step(values: Any, kind: Any) -> dict[int, Any]:
+    """Return values of a checkpoint's state, whose keys are steps as text."""
+    items = values.items() if isinstance(values, dict) else ()
+    return {int(step): value for step, value in items if step.isdecimal() and isinstance(value, kind)}
+
+
+def data_recipe(config: Config) -> str:
+    """Return a hash of what validation losses depend on besides the weights: samples, their length, and objective."""
+
+    def last_parts(mix: Mapping[str, Any]) -> list[str]:  # a corpus may move
+        return sorted(json.dumps([os.path.basename(path), value], default=str) for path, value in mix.items())
+
+    data, train = config.data, config.train
+    sets = {name: [last_parts(own.mix), own.split, own.batches] for name, own in data.validation_sets.items()}
+    samples = [last_parts(data.mix), sets, train.batch * train.validate_batches]
+    recipe = json.dumps([samples, data.sequence, data.document_mask, config.objective], sort_keys=True, default=str)
+    return hashlib.sha256(recipe.encode()).hexdigest()[:16]
+
+
+def refuse_unknown_metric(key: str, metric: str, config: Config, losses: Collection[str]) -> None:
+    """Raise `UserError` if a config key names no validation metric of a run with these losses."""
+    names = ["loss", *losses]
+    known = [f"{PREFIX}{name}" for name in names]
+    known += [f"{PREFIX}{own}/{name}" for own in config.data.validation_sets for name in names]
+    if metric not in known:
+        raise UserError(f"{key} ({metric}) is no metric of this run; {nearest(metric, known)}")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from megaptm.checkpoint.committed import find_committed
+from megaptm.checkpoint.committed import find_committed, read_newest_state
 from megaptm.checkpoint.tags import NAME, find_tagged
+from megaptm.config.schema import KeepConfig
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG, absolute_path
-from megaptm.track import read_metrics
-
-BEST = "validation/loss"
+from megaptm.run.held_out import FIELD, HeldOutLoss
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,12 @@ class SelectedCheckpoint:
             case "latest":
                 return steps[-1]
             case "best":
-                losses = {record["step"]: record[BEST] for record in read_metrics(self.run) if BEST in record}
-                validated = [step for step in steps if step in losses]
-                if not validated:
+                if (best := find_best(self.run, steps)) is None:
                     raise UserError(
                         f"{start}@best: no checkpoint has a validation loss (train.validate_every); {listed}: name "
                         "one of these."
                     )
-                return min(validated, key=lambda step: losses[step])
+                return best
             case selector if selector.isdecimal():
                 if (step := int(selector)) not in steps:
                     raise UserError(f"{start}@{step}: there is no checkpoint of that step; {listed}.")
@@ -63,3 +63,14 @@ class SelectedCheckpoint:
             tags = ", ".join(sorted(tagged)) or "none"
             raise UserError(f"{start}@{self.selector}: there is no such tag; its tags are {tags}, and {listed}.")
         return tagged[self.selector]
+
+
+def find_best(run: Path, steps: Sequence[int]) -> int | None:
+    """Return the step with the lowest value of the run's `checkpoint.keep.best.metric`, in the phase of the newest
+    validated step; None without one."""
+    state: Any = read_newest_state(run)
+    held_out, metric = HeldOutLoss(), KeepConfig().best.metric
+    with suppress(KeyError, TypeError):
+        held_out.restore(state[FIELD])
+        metric = str(state["config"]["checkpoint"]["keep"]["best"]["metric"])
+    return held_out.best_step(steps, metric)

@@ -57,8 +57,8 @@ class StepSource(Protocol):
     def steps(self, start: int) -> Iterator[list[Any] | None]:
         """Yield the micro-batches of each training step from step `start` on, without end."""
 
-    def validation_batches(self) -> Iterator[list[Any] | None]:
-        """Return the validation batches, the same at each call."""
+    def validation_batches(self, name: str = "") -> Iterator[list[Any] | None]:
+        """Return the batches of a validation set, the same at each call. An empty name is the mix."""
 
     def close(self) -> None:
         """Release the readers of training data; nothing is read afterwards."""
@@ -73,11 +73,12 @@ class BatchSource:
         self.ranks = ranks
         self.tokenizer = corpora.tokenizer
 
-        def open_mixes() -> tuple[Mix, Mix]:
-            return corpora.mix("train"), corpora.mix("validation")
+        def open_mixes() -> tuple[Mix, Mix, dict[str, Mix]]:
+            return corpora.mix("train"), corpora.mix("validation"), corpora.validation_mixes()
 
         # With a share of the checks, damage that one rank finds is raised on all.
-        self.train, self.validation = run_on_all_ranks(open_mixes) if corpora.share else open_mixes()
+        opened = run_on_all_ranks(open_mixes) if corpora.share else open_mixes()
+        self.train, self.validation, self._sets = opened
         self._read_train = _with_extension_fields(config, self.train, "train")
         self._read_validation = _with_extension_fields(config, self.validation, "validation")
         """Validation samples with the batch fields that extensions add."""
@@ -108,13 +109,16 @@ class BatchSource:
         for _, batches in self._loader:
             yield batches
 
-    def validation_batches(self) -> Iterator[list[MicroBatch] | None]:
-        """Return the validation batches, the same at each call, read lazily."""
+    def validation_batches(self, name: str = "") -> Iterator[list[MicroBatch] | None]:
+        """Return the batches of a validation set, the same at each call, read lazily. An empty name is the mix."""
         batch, max_batches = self.config.train.batch, self.config.train.validate_batches
+        if name:
+            max_batches = self.config.data.validation_sets[name].batches or max_batches
         if not self.reads:
-            return repeat(None, validation_steps(self.validation, batch=batch, max_steps=max_batches))
+            samples = self._sets[name] if name else self.validation
+            return repeat(None, validation_steps(samples, batch=batch, max_steps=max_batches))
         return read_validation(
-            self._read_validation,
+            self._sets[name] if name else self._read_validation,
             batch=batch,
             microbatch=self.config.layout.microbatch,
             rank=self.ranks.data,

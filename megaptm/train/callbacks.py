@@ -69,7 +69,7 @@ class Callback:
         """Follow an optimizer step: `result` has its losses, gradient norm and numbers of labels."""
 
     def on_validation(self, run: RunState, losses: Mapping[str, float]) -> None:
-        """Follow a validation: the mean of each loss, and `loss`, their weighted sum."""
+        """Follow a validation: the mean of each loss, `loss`, their weighted sum, and `SET/loss` of validation sets."""
 
     def on_checkpoint(self, run: RunState, step: int, seconds: float) -> None:
         """Follow a commit: the checkpoint of `step` took `seconds`. Training may have gone on to `run.step`."""

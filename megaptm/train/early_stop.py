@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
-from megaptm.errors import UserError, nearest
+from megaptm.run.held_out import PREFIX, data_recipe, refuse_unknown_metric
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
-PREFIX = "validation/"
 
 
 class EarlyStop:
     """Lowest value of a validation loss, and the number of validations since. Checkpoints contain them, so that a
     resumed run stops at the same step."""
 
-    def __init__(self, config: StopConfig | None, losses: Collection[str], recipe: str = "") -> None:
-        """`losses`: names of the run's losses, one of which the config may name. `recipe`: hash of what changes the
-        losses; with another recipe, counting starts again."""
+    def __init__(self, config: StopConfig | None, recipe: str = "") -> None:
+        """`recipe`: hash of what changes the losses; with another recipe, counting starts again."""
         self.config, self.recipe = config, recipe
         self.lowest: float | None = None
         self.num_worse = 0
-        metrics = [f"{PREFIX}{name}" for name in ("loss", *losses)]
-        if config is not None and config.metric not in metrics:
-            raise UserError(
-                f"train.stop.metric ({config.metric}) is no metric of this run; {nearest(config.metric, metrics)}"
-            )
 
     def add(self, means: Mapping[str, float]) -> None:
         """Add the losses of a validation. A loss without labels in it does not count."""
@@ -75,20 +67,20 @@ class EarlyStop:
             self.lowest, self.num_worse = float(lowest), num_worse
 
 
-def build_early_stop(config: Config, losses: Collection[str]) -> EarlyStop:
-    """Build the early stopping of a config; `losses`: names of the run's losses."""
-    # A corpus may move.
-    mix = sorted(json.dumps([os.path.basename(path), weight], default=str) for path, weight in config.data.mix.items())
+def build_early_stop(config: Config, losses: Collection[str] | None = None) -> EarlyStop:
+    """Build the early stopping of a config; `losses`: names of the run's losses, one of which the config must name."""
+    if config.train.stop is not None and losses is not None:
+        refuse_unknown_metric("train.stop.metric", config.train.stop.metric, config, losses)
     rates = config.optimizer.model_dump(exclude={"offload", "decay_steps"})
-    recipe = json.dumps([rates, mix, config.data.sequence, config.objective], sort_keys=True, default=str)
-    return EarlyStop(config.train.stop, losses, hashlib.sha256(recipe.encode()).hexdigest()[:16])
+    recipe = json.dumps([rates, data_recipe(config)], sort_keys=True, default=str)
+    return EarlyStop(config.train.stop, hashlib.sha256(recipe.encode()).hexdigest()[:16])
 
 
 def has_stopped_early(config: Config) -> bool:
     """Whether the newest checkpoint of the run of a config is that at which early stopping ended it."""
     if config.train.stop is None:
         return False
-    early_stop = build_early_stop(config, [config.train.stop.metric.removeprefix(PREFIX)])
+    early_stop = build_early_stop(config)
     state = read_newest_state(Path(config.run)).get(FIELD)
     early_stop.restore(state if isinstance(state, dict) else {})
     return early_stop.reason() is not None

@@ -52,7 +52,8 @@ class Training:
     engine: TrainingEngine
     microbatches: Iterator[Any]
     """Micro-batches of each step on tensor rank 0, None on other ranks."""
-    validation_batches: Callable[[], Iterator[Any]]
+    validation_batches: Callable[[str], Iterator[Any]]
+    """Batches of a validation set by its name; an empty name is the mix."""
     checkpointer: Checkpointer
     stop: StopRequest
     seconds: SecondsSpent
@@ -277,17 +278,24 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     """Validate, unless some process cannot read its batches. Return the exception of this process, if any."""
     try:
         with run.during("validation"):
-            means = mean_losses(run.engine, _validation_batches(run, read_error))
+            means = mean_losses(run.engine, _validation_batches(run, "", read_error))
+            for name in run.config.data.validation_sets:
+                own = mean_losses(run.engine, _validation_batches(run, name, read_error))
+                means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}
     except _UnreadableError as error:
         return error.own
-    run.checkpointer.held_out.add(step, means["loss"])
+    run.checkpointer.held_out.add(step, means)
     run.checkpointer.early_stop.add(means)
     _stops_early(run)
     with run.during("callbacks"):
         run.callbacks.validation(means)
-    if any_rank(not math.isfinite(means["loss"])):
+    diverged = next((name for name, value in means.items() if not math.isfinite(value)), "loss")
+    if any_rank(not math.isfinite(means[diverged])):
         _finish_saving(run)
-        raise DivergedError(f"the validation loss after step {step} is {means['loss']}, so it was not saved; {REMEDY}")
+        of_set = f" of {diverged.rpartition('/')[0]}" if "/" in diverged else ""
+        raise DivergedError(
+            f"the validation loss{of_set} after step {step} is {means[diverged]}, so it was not saved; {REMEDY}"
+        )
     return None
 
 
@@ -308,8 +316,9 @@ class _UnreadableError(Exception):
         super().__init__()
 
 
-def _validation_batches(run: Training, read_error: Exception | None) -> Iterator[Any]:
-    """Yield the validation batches, equally many on all ranks, each when all have read it; only one is held in memory.
+def _validation_batches(run: Training, name: str, read_error: Exception | None) -> Iterator[Any]:
+    """Yield the batches of a validation set, equally many on all ranks, each when all have read it; only one is held in
+    memory.
 
     Raise _UnreadableError on all ranks if one cannot read a batch.
     """
@@ -320,7 +329,7 @@ def _validation_batches(run: Training, read_error: Exception | None) -> Iterator
         try:
             if read_error is None:
                 with run.stop.interrupt_waits(), storage_errors_as_user_errors("a corpus"):
-                    batches = run.validation_batches() if batches is None else batches
+                    batches = run.validation_batches(name) if batches is None else batches
                     batch = next(batches, END_OF_BATCHES)
                 # The grace period applies to each batch; this limits the sum.
                 waited += time.monotonic() - start_time if run.stop.requested else 0.0

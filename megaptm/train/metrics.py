@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from megaptm.config import Config
 from megaptm.config.yamls import flatten
 from megaptm.errors import printable
+from megaptm.mixture import short_names
 from megaptm.objectives import BaseObjective, Composed, weights_at
 from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
@@ -254,8 +255,13 @@ class StepReport(Callback):
         self._fence()
         metrics = {"validation/loss": losses["loss"], "validation_seconds": self.seconds.validation - self._validated}
         self._validated = self.seconds.validation
-        if len(self.objective.losses) > 1 or not losses.keys() <= {"loss", *self.objective.losses}:
-            metrics |= {f"validation/{name}": value for name, value in losses.items() if name != "loss"}
+        own = {name for name in losses if "/" not in name}  # without those of validation sets
+        has_parts = len(self.objective.losses) > 1 or not own <= {"loss", *self.objective.losses}
+        metrics |= {
+            f"validation/{name}": value
+            for name, value in losses.items()
+            if name != "loss" and (has_parts or name.endswith("/loss"))
+        }
         self.tracker.log_metrics(run.step, metrics)
         self._screen.validation(run.step, metrics)
         if self._time_left is not None:
@@ -314,12 +320,6 @@ class StepReport(Callback):
             print(f"curves: {', then '.join(look)}", flush=True)
 
 
-def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each path; the full path, if several have the same last part."""
-    last = {path: path.rstrip("/").rpartition("/")[2] or path for path in paths}
-    return {path: name if [*last.values()].count(name) == 1 else path for path, name in last.items()}
-
-
 def _trace_text(trace: StepTrace) -> str:
     parts = [f"trace of steps {trace.first} to {trace.last}: {', '.join(trace.files) or 'not written'}"]
     if trace.gpu_idle_share is not None:
@@ -337,7 +337,7 @@ def _device_text(metrics: Mapping[str, float]) -> str:
 def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
     """Return the values of several losses as text, because a weighted sum hides one that does not fall."""
     losses = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
-    text = ", ".join(f"{name} {value:.4f}" for name, value in losses.items() if name != "loss")
+    text = ", ".join(f"{name.removesuffix('/loss')} {value:.4f}" for name, value in losses.items() if name != "loss")
     return f" ({text})" if text else ""
 
 

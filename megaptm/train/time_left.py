@@ -28,7 +28,9 @@ class TimeLeft:
         # The time between steps counts, too: callbacks, the report, other processes of the machine.
         elapsed = time.monotonic() - self.start_time - validation - checkpoint
         pace = elapsed / num_steps if num_steps else step_seconds
-        per_validation = VALIDATION_SHARE * train.validate_batches * pace
+        sets = self.config.data.validation_sets.values()
+        num_batches = train.validate_batches + sum(own.batches or train.validate_batches for own in sets)
+        per_validation = VALIDATION_SHARE * num_batches * pace
         if self.num_validations:
             per_validation = validation / self.num_validations
         per_save = checkpoint / max(1, self.num_saves)

@@ -149,8 +149,9 @@ def test_dry_run_of_a_launcher_changes_nothing(runs, launcher, words):
 
 def test_best_needs_validation(runs):
     run = runs.copy("without-validation")
-    journal = run / "metrics.jsonl"
-    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if "validation/" not in line))
+    manifest = max(run.glob("checkpoints/*/manifest.json"))
+    written = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(written | {"state": written["state"] | {"held_out": {}}}))
     output = user_error("train", f"run={runs.folder / 'refused'}", f"from={run}@best")
     assert "@best: no checkpoint has a validation loss (train.validate_every)" in output
 

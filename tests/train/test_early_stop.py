@@ -70,7 +70,7 @@ def test_stopped_run_goes_on_only_with_more_patience(stopped, tmp_path):
 
 
 def test_small_improvements_do_not_count():
-    early_stop = EarlyStop(StopConfig(metric="validation/causal", patience=2, min_delta=0.1), ["causal"])
+    early_stop = EarlyStop(StopConfig(metric="validation/causal", patience=2, min_delta=0.1))
     reasons = []
     for value in (3.0, 2.95, 2.85, 2.8):
         early_stop.add({"loss": 0.0, "causal": value})
@@ -95,12 +95,12 @@ def test_unknown_metric_is_named(real_corpus, tmp_path):
 
 @pytest.mark.parametrize(("metric", "recipe"), [("validation/mlm", "a"), ("validation/loss", "b")])
 def test_counting_starts_again_with_another_metric_or_recipe(metric, recipe):
-    before = EarlyStop(StopConfig(patience=1), ["mlm"], "a")
+    before = EarlyStop(StopConfig(patience=1), "a")
     for loss in (1.0, 2.0):
         before.add({"loss": loss, "mlm": loss})
     same, other = (
-        EarlyStop(before.config, ["mlm"], "a"),
-        EarlyStop(StopConfig(metric=metric, patience=1), ["mlm"], recipe),
+        EarlyStop(before.config, "a"),
+        EarlyStop(StopConfig(metric=metric, patience=1), recipe),
     )
     for early_stop in (same, other):
         early_stop.restore(before.state_dict())

@@ -30,7 +30,7 @@ SHORT = (
 def test_first_rise_of_validation_loss_is_stored(validation_losses, rose):
     held_out = HeldOutLoss()
     for step, loss in enumerate(validation_losses, 1):
-        held_out.add(10 * step, loss)
+        held_out.add(10 * step, {"loss": loss})
     assert (held_out.rose, held_out.last) == (rose, validation_losses[-1])
     again = HeldOutLoss()
     again.restore(json.loads(json.dumps(asdict(held_out))))

@@ -1,12 +1,15 @@
 """Checkpoints that a run retains, and the commands that look at them."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
 
 from megaptm.commands.checkpoint import list_checkpoints, verify
 from megaptm.config import load
+from megaptm.config.schema import KeepConfig
+from megaptm.run.held_out import HeldOutLoss
 from megaptm.track import read_metrics
 from tests.bad_input.commands import user_error
 from tests.commands import run_command
@@ -68,7 +71,7 @@ def test_number_is_the_number_of_newest(real_corpus, tmp_path):
 )
 def test_number_sets_the_newest_only(overrides, expected):
     keep = load("gpt2/tiny", ["train.validate_every=100", *overrides]).checkpoint.keep
-    assert (keep.last, keep.every, keep.best) == expected
+    assert (keep.last, keep.every, keep.best.count) == expected
 
 
 def test_best_needs_validation_at_each_checkpoint(real_corpus, tmp_path):
@@ -102,3 +105,25 @@ def test_verify_refuses_an_unknown_step(untrained):
 def test_run_without_checkpoints_is_named(untrained):
     (untrained / "checkpoints/step-00000007").rename(untrained / "elsewhere")
     assert "has no checkpoint yet" in user_error("checkpoint", "list", untrained)
+
+
+def test_losses_of_another_recipe_are_not_compared():
+    """Halved rates, kept checkpoints and `@best`: a phase on other data begins after step 20."""
+    first = HeldOutLoss("first")
+    for step, loss in ((10, 2.0), (20, 1.0)):
+        first.add(step, {"loss": loss, "news/loss": -loss})
+    second = HeldOutLoss("second")
+    second.restore(json.loads(json.dumps(asdict(first))))
+    for step, loss in ((30, 5.0), (40, 4.0)):
+        second.add(step, {"loss": loss, "news/loss": -loss})
+    assert second.rose is None
+    by_set = KeepConfig(best={"count": 1, "metric": "validation/news/loss"})
+    retained = [second.retained_steps([10, 20, 30, 40], keep) for keep in (KeepConfig(best=1), by_set)]
+    assert retained == [{20, 40}, {10, 30}]
+    assert second.best_step([10, 20, 30, 40], "validation/loss") == 40
+
+
+def test_unknown_metric_of_the_best_is_named(real_corpus, tmp_path):
+    words = arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *SETTINGS)
+    output = megaptm("train", *words, "checkpoint.keep.best.metric=validation/los", code=2)
+    assert "checkpoint.keep.best.metric (validation/los) is no metric of this run" in output

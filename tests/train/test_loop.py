@@ -19,7 +19,7 @@ from megaptm.train import loop
     ],
 )
 def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, message):
-    def held_out():
+    def held_out(name):
         raise error
 
     monkeypatch.setattr(loop, "any_rank", bool)
@@ -37,7 +37,7 @@ def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, 
 def test_unreadable_batch_ends_validation_on_all_ranks(monkeypatch, fails_here):
     """Batches before it are evaluated, one at a time."""
 
-    def held_out():
+    def held_out(name):
         yield from "ab"
         if fails_here:
             raise UserError("c is damaged")

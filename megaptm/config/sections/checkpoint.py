@@ -16,6 +16,17 @@ DURATION = re.compile(r"[1-9][0-9]{0,5}[smh]")
 """Pattern of a time in a config: `30m`."""
 
 
+class BestConfig(Section):
+    """Checkpoints with the lowest values of a validation metric. A number in place of the section is `count`."""
+
+    count: Annotated[int, Field(ge=0)] = 0
+    """Number of checkpoints to keep, of each phase with data or an objective of its own: losses of different ones are
+    not compared."""
+    metric: str = "validation/loss"
+    """Metric to compare: validation/loss, validation/NAME for one of several losses, or validation/SET/loss for a
+    validation set."""
+
+
 class KeepConfig(Section):
     """Checkpoints that are not removed when newer ones are saved. A number in place of the section is `last`. Tagged
     checkpoints are always kept (`megaptm checkpoint tag`)."""
@@ -25,8 +36,12 @@ class KeepConfig(Section):
     the last one."""
     every: Count | None = None
     """Keep the checkpoints of steps that are multiples of this, for branches and returns. Default: none."""
-    best: Annotated[int, Field(ge=0)] = 0
-    """Number of checkpoints with the lowest validation loss to keep."""
+    best: BestConfig = BestConfig()
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _is_number_or_section(cls, value: Any) -> Any:
+        return {"count": value} if isinstance(value, int) else value
 
 
 class CheckpointConfig(Section):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, Strict
 from pydantic_core import PydanticKnownError
 
-from megaptm.mixture import parse_mix_value
+from megaptm.mixture import parse_mix_value, short_names
 from megaptm.objectives.objective import SequenceLength
 from megaptm.section import Count, Section
 
@@ -51,6 +52,25 @@ class MixRampConfig(Section):
     """Steps at which the change begins and ends. Default: those of the phase, or of the run."""
 
 
+class ValidationConfig(Section):
+    """Named validation set: a corpus that is validated by itself."""
+
+    corpus: str
+    """Folder or URL of the corpus. It need not be in data.mix, but has the same tokenizer."""
+    split: Literal["train", "validation"] = "validation"
+    """Split of the corpus that is read. train: for a corpus that is held out as a whole, built with validation=0."""
+    batches: Count | None = None
+    """Number of batches. Default: train.validate_batches."""
+
+
+class ValidationSet(NamedTuple):
+    """Samples of a named validation set."""
+
+    mix: Mapping[str, Any]
+    split: str = "validation"
+    batches: int | None = None
+
+
 class DataConfig(Section):
     """Training data of a run."""
 
@@ -65,6 +85,12 @@ class DataConfig(Section):
     """Maximum number of documents that size_exponent uses, by corpus (T5's artificial limit)."""
     mix_ramp: MixRampConfig | None = None
     """Weights that move linearly to those of data.mix (docs/recipes.md). Default: they are constant."""
+    validation: dict[str, ValidationConfig] = {}
+    """Validation sets besides the mix: `{news: {corpus: corpora/news}}` is measured as `validation/news/loss`
+    (docs/configs.md)."""
+    validate_each: bool = False
+    """Whether each corpus of the mix is also validated by itself, as `validation/NAME/loss` with the last part of its
+    path."""
     sequence: SequenceLength
     """Number of tokens of one sequence (T5: of the encoder's sequence)."""
     epochs: Count | None = None
@@ -92,3 +118,18 @@ class DataConfig(Section):
     timeout_seconds: Annotated[float, Field(gt=0.0, le=1500.0)] = 600.0
     """Seconds to wait for a server that does not respond, before the run saves and stops. Must be less than 30 minutes,
     the timeout between ranks."""
+
+    @property
+    def validation_sets(self) -> dict[str, ValidationSet]:
+        """Return the validation sets of the run by name, without that of the whole mix. A named one replaces that of a
+        corpus of the mix with the same name."""
+        each = short_names([*self.mix]) if self.validate_each else {}
+        named = {
+            name: ValidationSet({own.corpus: 1.0}, own.split, own.batches) for name, own in self.validation.items()
+        }
+        return {name: ValidationSet({path: self.mix[path]}) for path, name in each.items()} | named
+
+    @property
+    def corpora(self) -> list[str]:
+        """Return the corpora that the run reads: those of the mix first, then others that are only validated."""
+        return [*dict.fromkeys([*self.mix, *(own.corpus for own in self.validation.values())])]

@@ -47,7 +47,7 @@ class PairSource:
     def steps(self, start: int) -> Iterator[list[Any]]:
         return repeat([])
 
-    def validation_batches(self) -> Iterator[list[int]]:
+    def validation_batches(self, name: str = "") -> Iterator[list[int]]:
         """Return a list with the index of each validation step; GloVe's engine selects its held-out pairs by it."""
         return iter([[number] for number in range(min(self.config.train.validate_batches, self.engine.held_out.steps))])
 
