@@ -147,6 +147,8 @@ def _search_layout(
 
     devices = _configured_devices(path, overrides) if nodes is None else _num_devices(machine, nodes)
     config = UncheckedConfig.read(path, [*overrides, "layout=auto"]).load_without_plan()
+    if config.phases:
+        raise UserError(f"--search plans runs without phases: `megaptm plan {path} layout=auto` plans each phase.")
     configured = draft(path, overrides).config
     if configured is not None and configured.layout.full_sharding:
         config = config.model_copy(update={"layout": Layout(full_sharding=True)})

@@ -40,10 +40,7 @@ SHORTHANDS = {"checkpoint.keep": "last", "checkpoint.keep.best": "count"}
 """Section that may be a number -> the key that the number sets; the other keys keep their values."""
 AUTO = "auto"
 """Value of `layout` in a config that requests the planner's layout."""
-AUTO_PHASES = (
-    "layout (auto) is planned for runs without phases: set a layout, and `layout` or `layouts` in phases that need "
-    "another one."
-)
+AUTO_PHASES = "layout (auto) is planned for each phase: leave `layout` out of phases, or set the layout of the run."
 PYTHON_CONFIG = "the given config"
 """Text that stands for the path of a config in error messages if it was given as a Python mapping."""
 
@@ -133,7 +130,7 @@ class UncheckedConfig:
         draft = self._draft_phase(start=None)
         if draft.config is None or draft.mistakes:
             return draft
-        if self.plans_layout and draft.config.phases:
+        if self.plans_layout and any(key.startswith("layout.") for entry in draft.config.phases for key in entry):
             return replace(draft, mistakes=(AUTO_PHASES,))
         mistakes = next((later.mistakes for _, later in _draft_phases(draft.config) if later.mistakes), ())
         return replace(draft, mistakes=tuple(mistakes))
@@ -177,7 +174,7 @@ class UncheckedConfig:
         if self.plans_layout:
             DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
             values = {key: value for key, value in values.items() if key not in (*DeviceLayout.model_fields, "layout")}
-            return Config.model_validate(values), None
+            return Config.model_validate(without_phase_layouts(values)), None
         values = self._with_phase_layouts(values)
         if not DeviceLayout.model_fields.keys().isdisjoint(values):
             values, devices = select_layout(values, self.levels)
@@ -221,6 +218,17 @@ class UncheckedConfig:
         if draft.config is None or draft.mistakes:
             raise _joined_error(draft.mistakes)
         return draft.config
+
+
+def without_phase_layouts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a config without the `layouts` of its phases, which `layout: auto` ignores."""
+    phases = values.get("phases")
+    if not isinstance(phases, list):
+        return dict(values)
+    without_layouts = [
+        {key: phase[key] for key in phase if key != "layouts"} if isinstance(phase, dict) else phase for phase in phases
+    ]
+    return {**values, "phases": without_layouts}
 
 
 def enter_phase(config: Config, phase: Phase) -> Draft:

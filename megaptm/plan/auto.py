@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from megaptm.config import Config, Layout, UncheckedConfig
+from megaptm.config.phases import steps_title
+from megaptm.config.read import phase_configs, without_phase_layouts
 from megaptm.errors import UserError, read_integer
 from megaptm.plan.local_machine import find_local_machine
 from megaptm.plan.machine import Machine, load_machine
@@ -19,16 +23,17 @@ REUSED = "layout auto: as before in this run"
 
 def plan_layout(
     written: UncheckedConfig,
-    previous: Layout | None = None,
+    previous: Config | None = None,
     *,
     machine: Machine | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[UncheckedConfig, str]:
-    """Return a config whose layout `auto` is replaced by the fastest layout that fits, and a line with the reason.
+    """Return a config whose layout `auto` is replaced by the fastest layout that fits, in each phase, and a line with
+    the reason for each.
 
     The machine and the number of devices are those of the config's keys, or else `machine`, or this computer's GPUs;
-    under torchrun or srun there is a device for each process. `previous`: layout of the run so far, which is retained
-    if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown machine, and if
+    under torchrun or srun there is a device for each process. `previous`: config of the run so far, whose layouts are
+    retained if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown machine, and if
     no layout fits.
     """
     config, values = written.load_without_plan(), written.values
@@ -40,19 +45,43 @@ def plan_layout(
     try:
         machine = find_local_machine() if machine is None else machine
     except UserError:
-        if previous is None or devices not in (None, previous.processes):
+        if previous is None or devices not in (None, previous.layout.processes):
             raise
-        return _with_layout(written, previous), REUSED
+        return _with_previous_layouts(written, previous), REUSED
     devices = machine.devices if devices is None else devices
-    if previous is not None and previous.processes == devices:
-        return _with_layout(written, previous), REUSED
-    result = search_layouts(config, machine, devices)
-    chosen = fastest_layout(result, config, machine, devices)
-    return _with_layout(written, chosen.layout), describe_choice(chosen, result, config, machine)
+    if previous is not None and previous.layout.processes == devices:
+        return _with_previous_layouts(written, previous), REUSED
+    layouts, lines = [], []
+    for phase in phase_configs(config):
+        prefix = f"{steps_title(phase)}: " if config.phases else ""
+        result = search_layouts(phase, machine, devices)
+        try:
+            chosen = fastest_layout(result, phase, machine, devices)
+        except UserError as error:
+            raise UserError(f"{prefix}{error}") from None
+        layouts.append(chosen.layout)
+        lines.append(prefix + describe_choice(chosen, result, phase, machine))
+    # The number of data ranks follows from that of the devices.
+    later = [{"layout": layout.model_dump(mode="json", exclude={"data"})} for layout in layouts[1:]]
+    return _with_layouts(written, layouts[0], later), "\n".join(lines)
 
 
-def _with_layout(written: UncheckedConfig, layout: Layout) -> UncheckedConfig:
-    return written.with_override(f"layout={layout.model_dump_json()}")
+def _with_previous_layouts(written: UncheckedConfig, previous: Config) -> UncheckedConfig:
+    """Return the config with the layouts of the run so far, of its present phase and of each other one."""
+    phases = previous.phases[1:] if len(previous.phases) == len(written.values.get("phases", [])) else []
+    layouts = [{key: value for key, value in phase.items() if key.startswith("layout.")} for phase in phases]
+    return _with_layouts(written, previous.layout, layouts)
+
+
+def _with_layouts(written: UncheckedConfig, layout: Layout, later: Sequence[Mapping[str, Any]]) -> UncheckedConfig:
+    """Return the config with a layout, and with the keys of the layouts of its last phases."""
+    written = written.with_override(f"layout={layout.model_dump_json()}")
+    if not later:
+        return written
+    phases = without_phase_layouts(written.values)["phases"]
+    for phase, keys in zip(phases[-len(later) :], later, strict=True):
+        phase.update(keys)
+    return written.with_override(f"phases={json.dumps(phases)}")
 
 
 def describe_choice(chosen: Candidate, result: Search, config: Config, machine: Machine) -> str:

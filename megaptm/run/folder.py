@@ -153,7 +153,7 @@ def _with_planned_layout(written: UncheckedConfig) -> UncheckedConfig:
     if not written.plans_layout:
         return written
     previous = _saved_config(Path(written.load_without_plan().run))
-    planned, reason = plan_layout(written, None if previous is None else previous.layout)
+    planned, reason = plan_layout(written, previous)
     if os.environ.get("RANK", "0") == "0":
         print(reason, file=sys.stderr, flush=True)
     return planned

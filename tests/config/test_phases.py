@@ -109,6 +109,6 @@ def test_invalid_phase_is_one_sentence(entries, sentence):
     assert sentence in mistake
 
 
-def test_planned_layout_needs_a_run_without_phases():
-    written = UncheckedConfig.read(TINY, [*LENGTH, "layout=auto", "phases=[{until: 3}, {optimizer.lr: 1e-4}]"])
-    assert written.draft().mistakes[0].startswith("layout (auto) is planned for runs without phases")
+def test_planned_layout_excludes_layouts_of_phases():
+    written = UncheckedConfig.read(TINY, [*LENGTH, "layout=auto", "phases=[{until: 3}, {layout.tensor: 2}]"])
+    assert written.draft().mistakes[0].startswith("layout (auto) is planned for each phase: leave `layout` out")

@@ -3,6 +3,7 @@
 import pytest
 
 from megaptm.config import UncheckedConfig, load
+from megaptm.config.read import phase_configs
 from megaptm.errors import UserError
 from megaptm.plan import local_machine
 from megaptm.plan.auto import plan_layout
@@ -99,21 +100,21 @@ def test_number_of_devices(gpus, overrides, environ, devices):
 
 def test_run_keeps_its_layout_on_as_many_devices(gpus):
     gpus(*["NVIDIA H200, 143771"] * 8)
-    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"]).layout
-    assert planned("layout=auto", previous=before) == (before, "layout auto: as before in this run")
+    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"])
+    assert planned("layout=auto", previous=before) == (before.layout, "layout auto: as before in this run")
     assert planned("layout=auto", "devices=4", previous=before)[0].processes == 4
 
 
 def test_run_keeps_its_layout_where_no_machine_is_known(gpus):
     gpus()
-    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"]).layout
-    assert planned("layout=auto", previous=before)[0] == before
+    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"])
+    assert planned("layout=auto", previous=before)[0] == before.layout
 
 
 def test_run_keeps_its_layout_on_as_many_processes_of_torchrun(gpus):
     gpus()
-    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"]).layout
-    assert planned("layout=auto", previous=before, environ={"WORLD_SIZE": "8"})[0] == before
+    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"])
+    assert planned("layout=auto", previous=before, environ={"WORLD_SIZE": "8"})[0] == before.layout
 
 
 @pytest.mark.parametrize(("visible", "devices"), [("2,3", 2), ("GPU-1,GPU-2,GPU-3", 3), ("0", 1)])
@@ -141,3 +142,42 @@ def test_mistakes_are_reported_first():
 
 def test_later_layout_replaces_auto():
     assert load(SMALL, [*H100, "layout={data: 8, microbatch: 4}"]).layout.microbatch == 4
+
+
+PHASES = "phases=[{until: 100}, {data.sequence: 512, train.batch: 64, layouts: {8: {tensor: 2}}}]"
+
+
+def phased(*overrides, previous=None):
+    written, reason = plan_layout(
+        UncheckedConfig.read(SMALL, [*H100, PHASES, "data.sequence=1024", *overrides]), previous, environ={}
+    )
+    return phase_configs(written.load()), reason
+
+
+def test_each_phase_has_the_fastest_layout_of_its_own():
+    phases, reason = phased()
+    machine = load_machine("h100-80g")
+    alone = [
+        load(SMALL, words)
+        for words in (["data.sequence=1024"], ["data.sequence=512", "train.batch=64", "layout.microbatch=8"])
+    ]
+    fastest = [fastest_layout(search_layouts(config, machine, 8), config, machine, 8).layout for config in alone]
+    assert [phase.layout for phase in phases] == fastest
+    assert phases[0].layout.microbatch != phases[1].layout.microbatch
+    lines = reason.splitlines()
+    assert lines[0].startswith("steps 1 to 100: layout auto: data 8 x")
+    assert lines[1].startswith("steps 101 to ")
+
+
+def test_started_run_keeps_the_layouts_of_its_phases():
+    before = load(
+        SMALL, ["layout.data=8", "phases=[{until: 100}, {data.sequence: 512, train.batch: 64, layout.microbatch: 2}]"]
+    )
+    phases, reason = phased(previous=before)
+    assert reason == "layout auto: as before in this run"
+    assert [phase.layout for phase in phases] == [phase.layout for phase in phase_configs(before)]
+
+
+def test_phase_that_does_not_fit_is_named():
+    with pytest.raises(UserError, match=r"^steps 101 to [0-9,]+: gpt2/small on 97 x H100 80 GB: no layout"):
+        phased("phases=[{until: 100}, {train.batch: 96}]", "devices=97", "train.batch=97")
