@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
-from megaptm.config import load_run
+from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config.check import model_errors
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, resolve_model, with_resolved_model
 from megaptm.config.model_rules import layered_model_errors
 from megaptm.config.schema import Config, ModelConfig, ModelSection
+from megaptm.distillation.cached_logits import cached_step
 from megaptm.distillation.section import DistillConfig, distill_section
 from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
 from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS, RowClassHeadCosts
+from megaptm.run.saved_model import CONFIG, config_at
 from megaptm.spec import LayerlessFamily, ModelSpec
 
 
@@ -29,14 +33,24 @@ def teacher_model(config: Config) -> ModelConfig:
 
 
 def with_teacher(config: Config, distill: DistillConfig) -> Config:
-    """Fill in an absent description of the teacher from its run or its cached logits, if they exist."""
+    """Fill in an absent description of the teacher from its run or its cached logits, if they exist. A phase of its run
+    may have other options of attention: those of its checkpoint count."""
     if distill.model:
         return config
     folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))
-    configs = [Path(folder).expanduser() / "config.yaml" for folder in folders]
-    if (config_path := next((path for path in configs if path.is_file()), None)) is None:
-        return config
-    return _with_model(config, load_run(config_path).model)
+    existing = [folder for path in folders if ((folder := Path(path).expanduser()) / CONFIG).is_file()]
+    return _with_model(config, config_at(existing[0], _teacher_step(config, distill)).model) if existing else config
+
+
+def _teacher_step(config: Config, distill: DistillConfig) -> int | None:
+    """Return the step of the teacher's checkpoint as `DistillationRun.with_absolute_paths` fills it in. None: the
+    newest."""
+    if distill.step is not None:
+        return distill.step
+    saved: Any = read_newest_state(Path(config.run).expanduser())
+    with suppress(KeyError, TypeError):
+        return int(saved["config"]["distill"]["step"])
+    return None if distill.cached_logits is None else cached_step(Path(distill.cached_logits).expanduser())
 
 
 def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:

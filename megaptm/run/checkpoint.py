@@ -13,10 +13,9 @@ from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import Config, load_run, resolve_model
-from megaptm.config.check import model_errors
 from megaptm.errors import UserError
-from megaptm.plugins import named_modules
 from megaptm.run.folder import CONFIG, require_run
+from megaptm.run.saved_model import with_saved_attention
 from megaptm.spec import ModelSpec
 
 PREFIX, EMA_PREFIX = "weight/", "ema/"
@@ -120,21 +119,8 @@ def open_checkpoint(run: str | Path, *, step: int | None = None, ema: bool = Fal
         checkpoint.verify()
     if ema:
         _require_means(run, checkpoint)
-    return RunCheckpoint(run, _with_saved_attention(load_run(run / CONFIG), checkpoint), checkpoint, ema)
-
-
-def _with_saved_attention(config: Config, checkpoint: Checkpoint) -> Config:
-    """Return the config of a run with the options of attention that a checkpoint was trained with: a later phase may
-    have others, such as another base of rotary positions."""
-    saved = checkpoint.state.get("config")
-    model = saved.get("model") if isinstance(saved, dict) else None
-    attention = model.get("attention") if isinstance(model, dict) else None
-    if not isinstance(attention, dict) or any(named_modules(attention)):  # code is named by the config alone
-        return config
-    changed = config.model.model_copy(update={"attention": attention})
-    for error in model_errors(changed):
-        raise UserError(f"{checkpoint.folder}: its config is damaged: {error}")
-    return config.model_copy(update={"model": changed})
+    config = with_saved_attention(load_run(run / CONFIG), checkpoint.state, checkpoint.folder)
+    return RunCheckpoint(run, config, checkpoint, ema)
 
 
 def _require_means(run: Path, checkpoint: Checkpoint) -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed, newest_step
-from megaptm.config import Config, load_run, resolve
+from megaptm.config import Config, resolve
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG
+from megaptm.run.saved_model import config_at
 from megaptm.spec import ModelSpec
 from megaptm.storage import shown
 from megaptm.tokenizers import Tokenizer
@@ -56,8 +57,8 @@ class OtherRun:
 
     @property
     def config(self) -> Config:
-        """Return the config of the other run."""
-        return load_run(self.folder / CONFIG)
+        """Return the config of the other run, with the options of attention of its selected checkpoint."""
+        return config_at(self.folder, self.step)
 
     def find_difference(self, spec: ModelSpec) -> tuple[str, str, str] | None:
         """Return the first difference between the other run's model and `spec`: name, value in `spec`, value in the

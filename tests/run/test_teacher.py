@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from megaptm.checkpoint.committed import FOLDER, MANIFEST
 from megaptm.config import Config, config_to_yaml, load
 from megaptm.distillation.cached_logits import FORMAT, TeacherLogitsManifest
 from megaptm.distillation.cached_logits import MANIFEST as KEPT
-from megaptm.distillation.run import check_teacher
+from megaptm.distillation.run import check_teacher, teacher_run
 from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.run.changes import compare_configs
@@ -133,3 +134,17 @@ def test_cached_logits_may_move_on_resume(tmp_path: Path) -> None:
     )
     assert compare_configs(here, there).faults == []
     assert [change.key for change in compare_configs(here, run).changes] == ["distill.cached_logits"]
+
+
+def test_teacher_has_the_attention_of_its_checkpoint(tmp_path: Path) -> None:
+    """A later phase of the teacher changed its options."""
+    configs = [load(BERT, ["model.vocabulary=300", f"model.attention.dropout={value}"]) for value in ("true", "false")]
+    for step, config in zip((2, 4), configs, strict=True):
+        teacher = save_checkpoint(tmp_path / "teacher", step, config)
+        state = {"config": config.model_dump(mode="json")}
+        (teacher / FOLDER / f"step-{step:08d}" / MANIFEST).write_text(json.dumps({"state": state}))
+    run = tmp_path / "run"
+    students = {step: student_config(teacher, run, f", step: {step}") for step in (2, 4)}
+    dropout = {step: distill_section(student).model["attention"]["dropout"] for step, student in students.items()}  # type: ignore[union-attr]
+    assert dropout == {2: True, 4: False}
+    assert teacher_run(students[2]).config.model.attention["dropout"] is True
