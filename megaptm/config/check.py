@@ -14,6 +14,7 @@ from megaptm.config.model_rules import layered_model_errors, model_title, stack_
 from megaptm.config.mup_rules import mup_errors
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.optimizer_rules import decay_errors, update_rule_errors
+from megaptm.config.own_optimizer import own_rule_errors
 from megaptm.config.phases import phase_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import Config, Layout, ModelConfig
@@ -47,7 +48,7 @@ def config_errors(config: Config) -> Iterator[str]:
         own = (family.config_errors, _extensions_errors)
     general = (
         *(_precision_errors, _init_errors, _data_errors, _mix_ramp_errors, _batch_errors, _schedule_errors),
-        *(_profile_errors, validation_errors, _hub_errors),
+        *(_profile_errors, validation_errors, own_rule_errors, _hub_errors),
     )
     for rules in (phase_errors, *(() if unknown else own), *general):
         yield from rules(config)

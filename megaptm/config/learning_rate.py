@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 from megaptm.config.model import resolve_model
+from megaptm.config.own_optimizer import own_decay
 from megaptm.config.schema import Config, OptimizerConfig
+from megaptm.plugins import is_plugin
 
 
 def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> float:
@@ -98,6 +100,8 @@ def learning_rate(
         assert optimizer.decay_steps is not None
         return peak if rose is None else peak * max(final, 0.5 ** (1 + (step - rose) // optimizer.decay_steps))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
+    if is_plugin(optimizer.decay):
+        return peak * (final + (1.0 - final) * own_decay(optimizer.decay, step, begin, end))
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))
     return peak * (final + (1.0 - final) * _decay_share(optimizer, done))
 

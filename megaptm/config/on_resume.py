@@ -63,6 +63,7 @@ RESUME_RULES = {
     "communication": OnResume.YES,
     "optimizer": OnResume.CHANGE,
     "optimizer.name": OnResume.NEVER,
+    "optimizer.options": OnResume.CHANGE,
     "optimizer.offload": OnResume.YES,
     "optimizer.momentum": OnResume.NEVER,  # its state exists only if it is not zero
     "optimizer.initial_accumulator": OnResume.NEVER,

@@ -34,7 +34,7 @@ MAX_MESSAGES = 20
 # Replaced as a unit instead of merged: a config with its own corpora or tasks does not want its parent's as well, and
 # layouts belong to one model. An override of a key inside one changes only that key.
 REPLACED_KEYS = frozenset(
-    {"data.mix", "data.mix_ramp", "data.size_limits", "data.validation", "layouts", "objective"}
+    {"data.mix", "data.mix_ramp", "data.size_limits", "data.validation", "layouts", "objective", "optimizer.options"}
 ) | {f"{key}.{name}" for key, section in extension_sections().items() for name in section.replaced}
 SHORTHANDS = {"checkpoint.keep": "last", "checkpoint.keep.best": "count"}
 """Section that may be a number -> the key that the number sets; the other keys keep their values."""

@@ -66,7 +66,7 @@ def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
     if isinstance(optimizer.megatron, ShardedOptimizer):
         optimizer.megatron.reload_model_params()
     if step > 0:
-        set_steps(optimizer.rule, optimizer.parts, step)
+        set_steps(optimizer.rule, optimizer.parts, step, optimizer.settings)
 
 
 def _state_slices(optimizer: Optimizer, part: TensorPart, ranks: Ranks) -> Iterator[TensorPiece]:

@@ -33,8 +33,8 @@ def plan_layout(
 
     The machine and the number of devices are those of the config's keys, or else `machine`, or this computer's GPUs;
     under torchrun or srun there is a device for each process. `previous`: config of the run so far, whose layouts are
-    retained if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown machine, and if
-    no layout fits.
+    retained if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown
+    machine, and if no layout fits.
     """
     config, values = written.load_without_plan(), written.values
     devices: int | None = values.get("devices")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from megaptm.config import Config
 from megaptm.config.changes import find_changes, is_data_change
+from megaptm.config.learning_rate import learning_rate_at
+from megaptm.config.own_optimizer import load_own_rule
 from megaptm.config.phases import phase_end
 from megaptm.config.read import phase_configs
 from megaptm.config.sections.data import CursorsConfig
@@ -51,6 +53,9 @@ def positioned_phases(config: Config) -> Iterator[Config]:
 
 
 def _check_phase(config: Config) -> Tokenizer:
+    if config.optimizer.is_own:
+        load_own_rule(config.optimizer.name)
+    learning_rate_at(config, config.train.phase_start)  # which imports a schedule of the user
     corpora = RunCorpora(config)
     for hook in run_hooks(config):
         hook.check(config, corpora.tokenizer)

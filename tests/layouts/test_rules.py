@@ -22,6 +22,15 @@ RULES = {
     ),
     "sgd": ("gpt2", OptimizerConfig(name="sgd", lr=0.1, momentum=0.9, **CLIP)),
     "adagrad": ("bert", OptimizerConfig(name="adagrad", lr=0.02, initial_accumulator=0.1, **CLIP)),
+    "own": (
+        "gpt2",
+        OptimizerConfig(
+            name="tests.layouts.own_rules:RMSprop",
+            lr=1e-3,
+            options={"alpha": 0.9, "eps": 1e-4, "momentum": 0.9},
+            **CLIP,
+        ),
+    ),
     "lamb": ("bert", OptimizerConfig(name="lamb", lr=0.02, eps=1e-6, **CLIP)),
     "muon": ("t5", OptimizerConfig(name="muon", lr=3e-3, **CLIP)),
     "adafactor as T5": (
@@ -163,6 +172,7 @@ class UncorrectedAdam(torch.optim.Optimizer):
 
 REFERENCES = {
     "adamw as BERT": lambda groups, rule: UncorrectedAdam(groups, lr=rule.lr),
+    "own": lambda groups, rule: torch.optim.RMSprop(groups, lr=rule.lr, **rule.options),
     "sgd": lambda groups, rule: torch.optim.SGD(groups, lr=rule.lr, momentum=0.9),
     "adagrad": lambda groups, rule: torch.optim.Adagrad(groups, lr=rule.lr, initial_accumulator_value=0.1, eps=1e-8),
 }

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, Strict
+from pydantic import Field, Strict, ValidationInfo, field_validator
+from pydantic_core import PydanticKnownError
 
+from megaptm.plugins import is_plugin
 from megaptm.section import Count, Fraction, Section
 
 UPDATE_BATCH = 1 << 27
 """Maximum number of elements of the tensors that stable-adamw, muon or an off-loaded adamw updates at once, unless a
 single one is larger. It bounds the temporary memory of an update."""
+
+
+Own = Annotated[str, Field(pattern=r"^\w+(\.\w+)*:\w+$")]
+"""Type of the name of an object of the user, `package.module:NAME`."""
 
 
 class AdafactorConfig(Section):
@@ -44,8 +50,11 @@ class MuonConfig(Section):
 class OptimizerConfig(Section):
     """Update rule and learning rate of the optimizer."""
 
-    name: Literal["adamw", "stable-adamw", "lamb", "adafactor", "sgd", "adagrad", "muon"] = "adamw"
-    """Update rule of the optimizer. muon: Muon for the matrices of layers, AdamW for the rest."""
+    name: Literal["adamw", "stable-adamw", "lamb", "adafactor", "sgd", "adagrad", "muon"] | Own = "adamw"
+    """Update rule of the optimizer. muon: Muon for the matrices of layers, AdamW for the rest. Or a rule of your own,
+    `package.module:NAME` (docs/configs.md)."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of a rule of your own."""
     lr: Annotated[float, Field(gt=0.0)]
     """Peak learning rate."""
     betas: Annotated[tuple[Fraction, Fraction], Strict(False)] = (0.9, 0.999)
@@ -89,13 +98,17 @@ class OptimizerConfig(Section):
     stable_steps: Annotated[int, Field(ge=0)] = 0
     """Step, counted from the start of the run, until which the rate stays at its peak; 0: the decay starts
     immediately."""
-    decay: Literal[
-        "cosine", "linear", "1-sqrt", "polynomial", "triangular", "rsqrt", "inverse", "noam", "halving", "constant"
-    ] = "constant"
+    decay: (
+        Literal[
+            "cosine", "linear", "1-sqrt", "polynomial", "triangular", "rsqrt", "inverse", "noam", "halving", "constant"
+        ]
+        | Own
+    ) = "constant"
     """Decay of the rate. rsqrt: lr * sqrt(N / step), where N is the start of the decay; noam (Transformer): the same
     with a peak of lr / sqrt(width * warmup_steps); triangular: linear in both directions; polynomial: (share of steps
     left) ^ power; 1-sqrt: 1 - sqrt(share of steps done); inverse (NNLM): lr / (1 + steps of the decay / decay_steps);
-    halving (CoVe): halved when a validation loss exceeds the one before it, and again after each decay_steps."""
+    halving (CoVe): halved when a validation loss exceeds the one before it, and again after each decay_steps. Or a
+    function of your own, `package.module:NAME` (docs/configs.md)."""
     power: Annotated[float, Field(gt=0.0)] | None = None
     """Exponent of the decay polynomial; 1 is linear."""
     min_lr_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
@@ -106,3 +119,18 @@ class OptimizerConfig(Section):
     step_unit: Literal["batches", "steps"] = "batches"
     """Unit of the steps of the schedule, except restarts, in a run with a batch ramp: number of samples divided by
     train.batch, or steps of any batch size."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the update rule is one of the user."""
+        return is_plugin(self.name)
+
+    @field_validator("name", "decay", mode="before")
+    @classmethod
+    def _is_known_or_own(cls, value: Any, info: ValidationInfo) -> Any:
+        """Raise one error for an invalid name, instead of one per type of the field."""
+        known = get_args(get_args(cls.model_fields[str(info.field_name)].annotation)[0])
+        if value not in known and not (isinstance(value, str) and is_plugin(value)):
+            expected = f"{', '.join(map(repr, known[:-1]))} or {known[-1]!r}"
+            raise PydanticKnownError("literal_error", {"expected": expected})
+        return value

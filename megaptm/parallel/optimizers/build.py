@@ -28,7 +28,7 @@ from megaptm.parallel.groups import DTYPES
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
-from megaptm.parallel.optimizers.rules import UPDATE_RULES, build_offloaded
+from megaptm.parallel.optimizers.rules import build_offloaded, find_rule
 from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 from megaptm.parallel.split import Placement
 
@@ -70,7 +70,7 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         for placement, parameter in stage.placed_parameters()
     ]
     adam = inner.optimizer
-    build = build_offloaded if settings.offload else UPDATE_RULES[settings.name].build
+    build = build_offloaded if settings.offload else find_rule(settings).build
     if build is None:
         for group in adam.param_groups:
             # torch's Adam loops over parameters on a CPU unless `fused` is set; apex's has no such option.

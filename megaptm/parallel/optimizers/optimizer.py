@@ -17,7 +17,7 @@ from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device
 from megaptm.parallel.optimizers.offloaded_adamw import MOMENTS, OffloadedAdamW
 from megaptm.parallel.optimizers.part import TensorPart
-from megaptm.parallel.optimizers.rules import EMA
+from megaptm.parallel.optimizers.rules import EMA, refuse_other_state
 from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 
 
@@ -80,7 +80,7 @@ class Optimizer:
         for group in self.rule.param_groups:
             group["lr"] = lr * group["lr_mult"]
             group["weight_decay"] = decay * group["wd_mult"]
-            if "eps" in group:
+            if "eps" in group and not settings.is_own:
                 group["eps"] = eps
 
     def set_state(self, part: TensorPart, kind: str, value: Tensor) -> None:
@@ -98,6 +98,8 @@ class Optimizer:
     def step(self) -> None:
         """Update the weights. Call `gradient_norm` first, which prepares the gradients."""
         self.megatron.step_with_ready_grads()
+        if self.settings.is_own:
+            refuse_other_state(self.rule, self.parts, self.settings)
         if self.settings.ema_decay is not None:
             self._update_means(1 - self.settings.ema_decay)
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 import torch
 
 from megaptm.config import OptimizerConfig
+from megaptm.config.own_optimizer import STEP, build_own_rule, load_own_rule
+from megaptm.errors import UserError
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
 from megaptm.parallel.optimizers.muon import Muon
@@ -113,6 +115,48 @@ UPDATE_RULES: dict[str, Rule] = {
 }
 
 
+def find_rule(settings: OptimizerConfig) -> Rule:
+    """Return the update rule of the settings, which may be one of the user."""
+    if not settings.is_own:
+        return UPDATE_RULES[settings.name]
+    own = load_own_rule(settings.name).state_tensors
+    tensors = {kind: StateTensor(start=start) for kind, start in own.items() if kind != STEP}
+    return Rule(_build_own, lambda settings, part: tensors)
+
+
+def _build_own(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+    rule = build_own_rule(settings, groups)
+    if not isinstance(rule, torch.optim.Optimizer) or len(rule.param_groups) != len(groups):
+        raise UserError(
+            f"optimizer.name ({settings.name}) must return a torch.optim.Optimizer with the {len(groups)} groups that "
+            "it is given: correct it."
+        )
+    return rule
+
+
+def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: OptimizerConfig) -> None:
+    """Raise `UserError` if the state of a rule of the user, after a step, is not the one that it declares:
+    checkpoints would lack a part of it."""
+    declared = {*load_own_rule(settings.name).state_tensors} | {STEP}
+    for part in parts:
+        state = {} if part.master is None else rule.state.get(part.master, {})
+        shapes = {name: getattr(value, "shape", None) for name, value in state.items() if name not in (STEP, EMA)}
+        if not shapes:
+            continue
+        for name in sorted({*shapes} ^ (declared - {STEP})):
+            raise UserError(
+                f"optimizer.name ({settings.name}): `state_tensors` names {sorted(declared - {STEP})}, and its state "
+                f"has {sorted(shapes)}: correct {name}."
+            )
+        for name, shape in shapes.items():
+            if shape != part.key.shape:
+                raise UserError(
+                    f"optimizer.name ({settings.name}): {name} in its state must be a tensor with one value for each "
+                    "element of a weight, because checkpoints divide it as weights."
+                )
+        return
+
+
 EMA = "ema"
 """Name of the running mean of a weight, among the state tensors of any rule."""
 
@@ -123,17 +167,18 @@ def state_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, S
     if not part.parameter.requires_grad:
         return {}
     mean = {} if settings.ema_decay is None else {EMA: StateTensor(start=None)}
-    return {**UPDATE_RULES[settings.name].state_tensors(settings, part), **mean}
+    return {**find_rule(settings).state_tensors(settings, part), **mean}
 
 
-def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int) -> None:
+def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int, settings: OptimizerConfig) -> None:
     """Set the number of steps that an update rule has made. torch's rules count them per tensor, apex's and megaptm's
     per group."""
+    counts_steps = settings.is_own and STEP in load_own_rule(settings.name).state_tensors
     for group in rule.param_groups:
         group["step"] = step
-    if isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad | Muon | OffloadedAdamW):
+    if counts_steps or isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad | Muon | OffloadedAdamW):
         for part in parts:
             if part.master is not None and not (isinstance(rule, Muon) and part.placement.in_layer):
-                device = None if isinstance(rule, torch.optim.Adagrad) else part.master.device
+                device = None if counts_steps or isinstance(rule, torch.optim.Adagrad) else part.master.device
                 # A separate tensor for each: torch would increment a shared one once for each parameter.
                 rule.state[part.master]["step"] = torch.tensor(float(step), device=device)
