@@ -36,13 +36,6 @@ WAIT_AGAIN_SECONDS = 300.0
     help="Seconds to wait for devices: for new nodes, for other jobs to end, for a lost node to return.  "
     f"[default: 0 at the start, {WAIT_AGAIN_SECONDS:.0f} after a node was lost]",
 )
-@click.option(
-    "--retries",
-    type=click.IntRange(min=0),
-    default=3,
-    show_default=True,
-    help="Restarts after failures of a rank, each only if a checkpoint was saved since. Lost nodes do not count.",
-)
 @machine_option(metavar="NAME", help="Machine type of the nodes; a smaller layout must then fit in its memory.")
 @click.option("--dry-run", is_flag=True, help="Only show the placement of ranks on nodes.")
 def ray(
@@ -50,7 +43,6 @@ def ray(
     overrides: tuple[str, ...],
     address: str | None,
     wait: float | None,
-    retries: int,
     machine: str | None,
     dry_run: bool,
     **start: Any,
@@ -102,7 +94,6 @@ def ray(
         run_config,
         wait=wait or 0.0,
         wait_again=WAIT_AGAIN_SECONDS if wait is None else wait,
-        retries=retries,
         machine=ray_machine,
         address=address,
         change=change,

@@ -56,7 +56,6 @@ def test_unreachable_address_fails_in_bounded_time(launch, tmp_path, request, mo
         (["run=/tmp/ray/session_1/_ray_pkg_ab12/runs/x"], "would be in a copy of the working directory"),
         (["--machine", "h100"], "--machine h100: no such machine"),
         (["--wait", "-1"], "-1.0 is not in the range x>=0"),
-        (["--retries", "-1"], "-1 is not in the range x>=0"),
         (["data.mix={/nowhere: 1}"], "/nowhere"),
         (["layout.tensor=3"], "layout.tensor (3) must divide"),
     ],

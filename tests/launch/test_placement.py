@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import Node, assign_ranks, count_ranks, not_enough_devices_error
+from megaptm.launch.ray.placement import Node, assign_ranks, count_ranks, not_enough_devices_error, without_excluded
 
 
 def nodes(*free, devices=None):
@@ -26,6 +26,11 @@ def test_ranks_fill_the_largest_nodes_first():
 def test_incomplete_tensor_groups_are_not_placed():
     assert placed([3, 3, 3], tensor=2, pipeline=3) == [("id0", 0, 1), ("id1", 2, 3), ("id2", 4, 5)]
     assert placed([3, 3, 3], tensor=4) == []
+
+
+def test_excluded_nodes_are_not_used():
+    usable = without_excluded(nodes(2, 2, 2), ["10.0.0.0"])
+    assert [node.id for node in usable] == ["id1", "id2"]
 
 
 @given(

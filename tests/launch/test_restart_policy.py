@@ -2,8 +2,15 @@
 
 import pytest
 
-from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.resilience.events import CheckpointEvent, Events, HangEvent, WorkerLostEvent
+from megaptm.launch.restart_policy import RestartPolicy, sick_nodes
+from megaptm.resilience.events import (
+    CheckpointEvent,
+    Events,
+    HangEvent,
+    LaunchEvent,
+    NodeLostEvent,
+    WorkerLostEvent,
+)
 
 HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="")
 LOST = WorkerLostEvent(rank=1, code=-9, problem="")
@@ -16,12 +23,11 @@ SAVED = CheckpointEvent(step=4, seconds=1.0, bytes=1)
         ("node-lost", False, True),
         ("interrupted", True, True),
         ("interrupted", False, False),
-        ("failed", True, True),
-        ("failed", False, False),
+        ("failed", False, True),
         ("hung", False, True),
     ],
 )
-def test_restart_requires_progress_after_failures(tmp_path, ending, progress, may_restart):
+def test_interrupted_job_continues_only_after_progress(tmp_path, ending, progress, may_restart):
     assert RestartPolicy(tmp_path).may_restart(ending, progress=progress) == may_restart
 
 
@@ -57,3 +63,17 @@ def test_lost_nodes_do_not_count_as_retries(tmp_path):
     assert not policy.may_restart("failed")
     assert not policy.may_restart("hung")
     assert policy.may_restart("node-lost")
+
+
+def test_node_with_two_faults_is_sick(tmp_path):
+    with Events(tmp_path) as events:
+        events.write(WorkerLostEvent(rank=0, code=-9, problem="", node="b"))
+        events.write(LaunchEvent(command=(), version="", host="a", pid=1))  # a new job: nodes may be repaired
+        events.write(WorkerLostEvent(rank=0, code=-9, problem="", node="b"))
+        events.write(HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="", node="c"))
+        events.write(LOST)
+        events.write(LOST)
+        assert sick_nodes(tmp_path) == []
+        events.write(SAVED)
+        events.write(NodeLostEvent(node="c", ranks=[1]))
+    assert sick_nodes(tmp_path) == ["c"]

@@ -113,9 +113,9 @@ class RayCluster:
                 elif _is_rank(process):
                     process.suspend()
 
-    def ranks(self) -> list[psutil.Process]:
-        """Return the ranks on all nodes."""
-        processes = [process for address in self._nodes for process in self._processes(address)]
+    def ranks(self, *addresses: str) -> list[psutil.Process]:
+        """Return the ranks on these nodes, by default on all."""
+        processes = [process for address in addresses or self._nodes for process in self._processes(address)]
         return parents_alone(process for process in processes if _is_rank(process))
 
     def alive(self) -> set[str]:

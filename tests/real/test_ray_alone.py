@@ -49,7 +49,8 @@ def listening_addresses(processes: list[psutil.Process]) -> dict[str, set[str]]:
 
 def test_killed_rank_is_restarted_and_ctrl_c_saves(real_corpus, tmp_path):
     run = tmp_path / "run"
-    words = small("gpt2", run, real_corpus("byte-bpe"), "layout.data=2", "train.steps=100000", "checkpoint.every=10")
+    settings = ("layout.data=2", "train.steps=100000", "checkpoint.every=10", "train.restarts=1")
+    words = small("gpt2", run, real_corpus("byte-bpe"), *settings)
     program = start("launch", "ray", *words)
     wait_for(lambda: checkpoints(run) or program.poll())
     descendants = family_of(program)
@@ -77,7 +78,13 @@ def test_killed_rank_is_restarted_and_ctrl_c_saves(real_corpus, tmp_path):
 @pytest.mark.drill
 def test_hang_restarts_and_second_ctrl_c_exits(real_corpus, tmp_path):
     run = tmp_path / "run"
-    settings = ("layout.data=2", "train.steps=100000", "checkpoint.every=10", "train.hang_seconds=15")
+    settings = (
+        "layout.data=2",
+        "train.steps=100000",
+        "checkpoint.every=10",
+        "train.hang_seconds=15",
+        "train.restarts=1",
+    )
     program = start("launch", "ray", *small("gpt2", run, real_corpus("byte-bpe"), *settings))
     wait_for(lambda: checkpoints(run) or program.poll())
     descendants = family_of(program)

@@ -76,6 +76,50 @@ def test_run_continues_on_fewer_nodes(ray, corpus, undisturbed_run, tmp_path):
     check_run(run, undisturbed_run, [lost], [(2, 2)])
 
 
+def kill_a_rank(ray, number, run, before: list[str]) -> str:
+    """Kill a rank of the newest start, if possible on a node where one was killed before; return the node."""
+    start = len(before) + 1
+    started = wait_for(
+        lambda: [event for event in read_events(run) if event["kind"] == "first-step"][start - 1 :],
+        describe=lambda: ray.log(number),
+    )
+    assert started
+    wait_for(lambda: saved_since(run, started[0]["time"]), describe=lambda: ray.log(number))
+    used = placed_nodes(ray.log(number))[-1]
+    node = next((node for node in used if node in before), used[0])
+    ray.ranks(node)[0].kill()
+    return node
+
+
+def saved_since(run, moment: float) -> bool:
+    """Whether a checkpoint was saved since a start, so that the failures of the run are not in a row."""
+    return any(event["kind"] == "checkpoint" and event["time"] > moment for event in read_events(run))
+
+
+def placed_nodes(log: str) -> list[list[str]]:
+    """Return the nodes of each start of a run."""
+    return [re.findall(r" on ([\d.]+)", line) for line in re.findall("^Start .*", log, re.MULTILINE)]
+
+
+@pytest.mark.drill
+def test_node_where_ranks_crashed_twice_is_excluded(ray, corpus, tmp_path):
+    """Each start uses two of three nodes, so the third kill is the second on some node at the latest."""
+    run = tmp_path / "run"
+    words = small("gpt2", run, corpus, *SPREAD, "train.steps=100000", "checkpoint.every=10", "train.restarts=3")
+    number = ray.submit(*words, "--wait", "3")
+    killed: list[str] = []
+    for _ in range(3):
+        killed.append(kill_a_rank(ray, number, run, killed))
+    wait_for(lambda: len(placed_nodes(ray.log(number))) == 4, describe=lambda: ray.log(number))
+    log, events = ray.log(number), read_events(run)
+    assert [event["node"] for event in events if event["kind"] == "worker-lost"] == killed
+    excluded = [event["node"] for event in events if event["kind"] == "node-excluded"]
+    assert excluded == [node for node in dict.fromkeys(killed) if killed.count(node) > 1]
+    assert not {*excluded} & {*placed_nodes(log)[-1]}
+    assert f"Node {excluded[0]} was lost, or ranks on it crashed or hung, at least twice" in log
+    assert "(restarts left: 0)" in log
+
+
 @pytest.mark.drill
 def test_run_waits_for_lost_node(ray, corpus, undisturbed_run, tmp_path):
     run = tmp_path / "run"

@@ -51,7 +51,7 @@ def test_second_job_stop_and_failed_rank(ray, corpus, tmp_path):
     assert [event["signal"] for event in events if event["kind"] == "stop-signal"] == ["SIGTERM"]
     assert events[-1]["code"] == 75
 
-    number = ray.submit(*words, "--retries", "0")
+    number = ray.submit(*words)  # train.restarts is 0
     done = last_step(run)
     wait_for(lambda: last_step(run) > done, describe=lambda: ray.log(number))
     assert resumed_at(run) == [done]

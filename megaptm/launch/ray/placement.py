@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from megaptm.config import Layout
@@ -36,6 +36,11 @@ def assign_ranks(nodes: Sequence[Node], layout: Layout) -> list[RankAssignment] 
             assignments.append(RankAssignment(node, range(first, first + count)))
             first += count
     return assignments if first == layout.processes else None
+
+
+def without_excluded(nodes: Sequence[Node], excluded: Collection[str]) -> list[Node]:
+    """Return the nodes without those at excluded addresses."""
+    return [node for node in nodes if node.address not in excluded]
 
 
 def count_ranks(free: Sequence[int], tensor: int) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from megaptm.config import Layout
-from megaptm.launch.ray.placement import RankAssignment, assign_ranks
+from megaptm.launch.ray.placement import RankAssignment, assign_ranks, without_excluded
 from megaptm.schedulers.ray.cluster import alive_nodes
 
 RESERVE_SECONDS = 30.0
 POLL_SECONDS = 0.5
+NODE_ID = "ray.io/node-id"
+"""Label by which Ray selects a node."""
 
 
 @dataclass(frozen=True)
@@ -34,34 +36,39 @@ class Reservation:
 
 
 def reserve_devices(
-    layout: Layout, *, seconds: float, should_stop: Callable[[], object] = lambda: False
+    layout: Layout,
+    *,
+    seconds: float,
+    should_stop: Callable[[], object] = lambda: False,
+    excluded: Collection[str] = (),
 ) -> Reservation | None:
-    """Reserve devices of the Ray cluster within `seconds`; return None if there are not enough."""
+    """Reserve devices of the Ray cluster within `seconds`; return None if there are not enough. `excluded`: addresses
+    of nodes that are not used."""
     deadline = time.monotonic() + seconds
-    if (reservation := _try_reserve(layout)) or seconds <= 0:
+    if (reservation := _try_reserve(layout, excluded)) or seconds <= 0:
         return reservation
-    with _autoscaler_demand(layout) as is_met:
+    with _autoscaler_demand(layout, excluded) as is_met:
         while not is_met():
             if should_stop() or time.monotonic() > deadline:
                 return None
             time.sleep(POLL_SECONDS)
-            if reservation := _try_reserve(layout):
+            if reservation := _try_reserve(layout, excluded):
                 return reservation
     # Devices that met the demand become free shortly after the demand is removed.
     until = time.monotonic() + RESERVE_SECONDS
-    while not (reservation := _try_reserve(layout)) and time.monotonic() < until and not should_stop():
+    while not (reservation := _try_reserve(layout, excluded)) and time.monotonic() < until and not should_stop():
         time.sleep(POLL_SECONDS)
     return reservation
 
 
-def _try_reserve(layout: Layout) -> Reservation | None:
+def _try_reserve(layout: Layout, excluded: Collection[str]) -> Reservation | None:
     kind, nodes = alive_nodes()
-    assignments = assign_ranks(nodes, layout)
+    assignments = assign_ranks(without_excluded(nodes, excluded), layout)
     if assignments is None:
         return None
     group = _placement_group(
         [{kind: len(assignment.ranks)} for assignment in assignments],
-        [assignment.node.id for assignment in assignments],
+        [{NODE_ID: assignment.node.id} for assignment in assignments],
     )
     if group.wait(RESERVE_SECONDS):
         return Reservation(layout, assignments, kind, group)
@@ -70,23 +77,25 @@ def _try_reserve(layout: Layout) -> Reservation | None:
 
 
 @contextmanager
-def _autoscaler_demand(layout: Layout) -> Iterator[Callable[[], bool]]:
+def _autoscaler_demand(layout: Layout, excluded: Collection[str]) -> Iterator[Callable[[], bool]]:
     """Report the missing devices to Ray's autoscaler while the context is open. The report is a placement group in
     units of a tensor group, which nodes of any size can satisfy, and ends with this process; the autoscaler's own
     request would keep nodes running afterwards."""
-    kind, _ = alive_nodes()
-    group = _placement_group([{kind: layout.tensor}] * (layout.processes // layout.tensor))
+    kind, nodes = alive_nodes()
+    ids = [node.id for node in nodes if node.address in excluded]
+    count = layout.processes // layout.tensor
+    labels = [{NODE_ID: f"!in({','.join(ids)})"}] * count if ids else None
+    group = _placement_group([{kind: layout.tensor}] * count, labels)
     try:
         yield lambda: group.wait(0)
     finally:
         _remove_group(group)
 
 
-def _placement_group(bundles: Sequence[dict[str, float]], node_ids: Sequence[str] = ()) -> Any:
+def _placement_group(bundles: list[dict[str, float]], labels: list[dict[str, str]] | None) -> Any:
     from ray.util.placement_group import placement_group
 
-    labels = [{"ray.io/node-id": node_id} for node_id in node_ids]
-    return placement_group(list(bundles), strategy="PACK", bundle_label_selector=labels or None)
+    return placement_group(bundles, strategy="PACK", bundle_label_selector=labels)
 
 
 def _remove_group(group: Any) -> None:

@@ -7,15 +7,18 @@ import secrets
 import shlex
 import signal
 import sys
+import time
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
-from megaptm.launch.ray.attempt import READY_SECONDS, AttemptOutcome, RunAttempt
-from megaptm.launch.ray.placement import assign_ranks, count_ranks, not_enough_devices_error
+from megaptm.launch.ray.attempt import POLL_SECONDS, READY_SECONDS, AttemptOutcome, RunAttempt
+from megaptm.launch.ray.placement import assign_ranks, count_ranks, not_enough_devices_error, without_excluded
 from megaptm.launch.ray.reservation import Reservation, reserve_devices
-from megaptm.launch.restart_policy import Ending, RestartPolicy
+from megaptm.launch.restart_policy import Ending, RestartPolicy, sick_nodes
 from megaptm.launch.worker_group import forward_signals
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import Machine
@@ -23,8 +26,22 @@ from megaptm.plugins import ALLOW_CODE
 from megaptm.python_path import named_folders
 from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, NodeLostEvent, RestartEvent, has_rolled_back, last_saved_step
-from megaptm.resilience.failures import report_exits, report_hang, report_interrupt
+from megaptm.resilience.events import (
+    Events,
+    NodeExcludedEvent,
+    NodeLostEvent,
+    RestartEvent,
+    WorkerLostEvent,
+    has_rolled_back,
+)
+from megaptm.resilience.failures import (
+    failed_exits,
+    report_exits,
+    report_hang,
+    report_interrupt,
+    report_stop,
+    root_cause,
+)
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.folder import absolute_paths, config_variables, discard_unused, exclusive_start, log_launch, prepare
@@ -50,8 +67,8 @@ def show_placement(config: Config) -> None:
 
 
 class Supervisor:
-    """Supervisor of a run on Ray: it starts the ranks, and restarts them after a lost node always, after a failure if
-    there was progress."""
+    """Supervisor of a run on Ray: it starts the ranks, and restarts them after a lost node always, after a failure by
+    `RestartPolicy`. Nodes that fail repeatedly are not used again."""
 
     def __init__(
         self,
@@ -59,7 +76,6 @@ class Supervisor:
         *,
         wait: float,
         wait_again: float,
-        retries: int,
         machine: Machine | None,
         address: str | None = None,
         change: bool = False,
@@ -69,10 +85,14 @@ class Supervisor:
         self._command = launch_command(address)
         self._config, self._run, self._change = config, Path(config.run), change
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
-        self._policy = RestartPolicy(self._run, retries=retries)
+        self._policy = RestartPolicy(self._run, retries=config.train.restarts)
         self._attempt = Attempt.from_environment() or Attempt(secrets.token_hex(4), 0, 0)
         self._stop_signals: list[int] = []
         """Signals that requested a stop."""
+        self._excluded: list[str] = []
+        """Addresses of nodes that are not used any more."""
+        self._nodes: dict[int, str] = {}
+        """Address of the node of each rank."""
         self._lock, self._is_locked = ExitStack(), False
         """Lock of the run against other commands, acquired after the first reservation."""
 
@@ -93,10 +113,12 @@ class Supervisor:
     def _supervise_locked(self) -> int:
         reservation = self._reserve_first()
         while reservation is not None:
-            saved, outcome = last_saved_step(self._run), self._run_attempt(reservation)
-            code = self._exit_code(outcome, progress=last_saved_step(self._run) > saved)
-            if code is not None:
+            self._nodes = {rank: each.node.address for each in reservation.assignments for rank in each.ranks}
+            if (code := self._exit_code(self._run_attempt(reservation))) is not None:
                 return code
+            if self._stop_signals:
+                return report_stop(self._stop_signals[0], run=self._run)
+            self._exclude_nodes()
             reservation = self._reserve_again()
         return EXIT_CONTINUE
 
@@ -112,17 +134,23 @@ class Supervisor:
         return reservation
 
     def _reserve_again(self) -> Reservation | None:
-        """Reserve devices for the full layout if they become available in time, else for a smaller one."""
+        """Reserve devices for the full layout if they become available in time, else for a smaller one; on excluded
+        nodes only if there are not enough others."""
         seconds = max(self._wait_again, BUSY_SECONDS)  # devices of the last start become free in a moment
-        if reservation := reserve_devices(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals):
+        reserve = partial(reserve_devices, should_stop=lambda: self._stop_signals, excluded=self._excluded)
+        if reservation := reserve(self._config.layout, seconds=seconds):
             return reservation
         if self._stop_signals:
             return None
-        _, nodes = alive_nodes()
+        nodes = without_excluded(alive_nodes()[1], self._excluded)
         layout = elastic_layout(
             self._config, lambda tensor: count_ranks([node.free for node in nodes], tensor), self._machine
         )
-        reservation = reserve_devices(layout, seconds=BUSY_SECONDS) if layout else None
+        reservation = reserve(layout, seconds=BUSY_SECONDS) if layout else None
+        if reservation is None and self._excluded:
+            print(f"The other nodes are too few: {', '.join(self._excluded)} may be used again.", file=sys.stderr)
+            self._excluded = []
+            return self._reserve_again()
         if reservation is None:
             free = ", ".join(f"{node.free} on {node.address}" for node in nodes) or "nothing"
             print(
@@ -183,21 +211,29 @@ class Supervisor:
         assignments = ", ".join(map(str, reservation.assignments))
         print(f"Start {self._attempt.start}: {assignments}; logs of the ranks: {self._logs}", flush=True)
 
-    def _exit_code(self, outcome: AttemptOutcome, *, progress: bool) -> int | None:
+    def _exit_code(self, outcome: AttemptOutcome) -> int | None:
         """Return the exit code of the run on Ray, or None to restart it."""
         if outcome.hang:
-            code = report_hang(outcome.hang, run=self._run, signals=self._stop_signals)
-            return None if self._may_restart("hung", progress=True) else code
+            event = replace(outcome.hang.event, node=self._nodes[outcome.hang.event.rank])
+            code = report_hang(replace(outcome.hang, event=event), run=self._run, signals=self._stop_signals)
+            return None if self._may_restart("hung") else code
         if not (outcome.lost or outcome.broken or outcome.late):
-            code = report_exits(outcome.ends, run=self._run, logs=self._logs, forwarded=self._stop_signals)
-            if code == EXIT_CONTINUE and has_rolled_back(self._run) and self._may_restart("rolled-back", progress=True):
+            code = report_exits(
+                outcome.ends, run=self._run, logs=self._logs, forwarded=self._stop_signals, nodes=self._nodes
+            )
+            if code == EXIT_CONTINUE and has_rolled_back(self._run) and self._may_restart("rolled-back"):
                 self._config = absolute_paths(self._config, change=self._change)  # with the batches to skip
                 return None
-            return None if code == EXIT_FAILURE and self._may_restart("failed", progress=progress) else code
+            may_pass = code == EXIT_FAILURE and root_cause(failed_exits(outcome.ends)).is_fault_of_machine
+            return None if may_pass and self._may_restart("failed") else code
         with Events(self._run) as events:
             for assignment in outcome.lost:
                 events.write(NodeLostEvent(node=assignment.node.address, ranks=list(assignment.ranks)))
                 print(f"Lost node {assignment.node.address}, with {assignment}.", file=sys.stderr, flush=True)
+            for assignment in [*outcome.broken, *outcome.late] if not self._stop_signals else ():
+                problem = "its agent was killed" if assignment in outcome.broken else "its agent was not ready"
+                rank, node = assignment.ranks[0], assignment.node.address
+                events.write(WorkerLostEvent(rank=rank, code=EXIT_FAILURE, problem=problem, node=node))
         for assignment in outcome.broken:
             print(
                 f"The agent of {assignment} was killed; unless a user killed it, its node ran out of memory.",
@@ -215,11 +251,26 @@ class Supervisor:
             when = "before it started" if outcome.late else "after a node was lost"
             print(f"Stopped by {name} {when}; earlier checkpoints are kept.", file=sys.stderr)
             return EXIT_CONTINUE
-        return None if self._may_restart("node-lost" if outcome.lost else "failed", progress=progress) else EXIT_FAILURE
+        return None if self._may_restart("node-lost" if outcome.lost else "failed") else EXIT_FAILURE
 
-    def _may_restart(self, ending: Ending, *, progress: bool) -> bool:
-        if self._stop_signals or not self._policy.may_restart(ending, progress=progress):
+    def _may_restart(self, ending: Ending) -> bool:
+        if self._stop_signals or not self._policy.may_restart(ending):
             return False
-        if ending != "node-lost":  # lost nodes were reported above
-            print("Restarting from the last checkpoint.", file=sys.stderr, flush=True)
+        print(self._policy.describe_restart(), file=sys.stderr, flush=True)
+        deadline = time.monotonic() + self._policy.pause
+        while time.monotonic() < deadline and not self._stop_signals:
+            time.sleep(POLL_SECONDS)
         return True
+
+    def _exclude_nodes(self) -> None:
+        """Exclude nodes that fail repeatedly from the next starts."""
+        new = [node for node in sick_nodes(self._run) if node not in self._excluded]
+        with Events(self._run) as events:
+            for node in new:
+                print(
+                    f"Node {node} was lost, or ranks on it crashed or hung, at least twice: it is not used again.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                events.write(NodeExcludedEvent(node=node))
+        self._excluded += new

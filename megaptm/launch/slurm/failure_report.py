@@ -76,7 +76,7 @@ def report(logs: Path, *, restarts: int = 0, start: int = 0, stopping: bool = Fa
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
     with Events(run) as events:
-        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem))
+        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=host))
     click.echo(f"On {host}, {printable(describe_failure(cause))}\nLogs of the ranks: {logs}.")
     return EXIT_RESTART if cause.is_fault_of_machine and may_restart(policy, "failed", start=start) else EXIT_FAILURE
 
