@@ -9,6 +9,7 @@ import contextlib
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from megaptm.resilience.events import Events, GpuFaultEvent
 
 POLL_SECONDS = 10.0
+MAX_EVENTS = 1000
+"""Maximum number of XID errors that are read in a poll."""
 THROTTLED_POLLS = 3
 """Number of polls in a row in which a GPU is throttled before it is reported: short peaks are normal."""
 THROTTLING = {
@@ -58,11 +61,13 @@ class GpuWatch:
         self._num_errors = self._count_errors()
         self._is_remapped = self._needs_remapping()
         self._throttled_polls = 0
+        self._known_xids = set[int]()
 
-    def poll(self, seconds: float) -> Iterator[str]:
-        """Wait at most some seconds for an XID error; yield all faults that are new, as sentences."""
-        with contextlib.suppress(self._nvml.NVMLError):  # the time is over
-            xid = int(self._nvml.nvmlEventSetWait_v2(self._events, int(1000 * seconds)).eventData)
+    def poll(self) -> Iterator[str]:
+        """Yield all faults that are new, as sentences; each XID error once, because one can repeat every step."""
+        new_xids = self._read_xids() - self._known_xids
+        self._known_xids |= new_xids
+        for xid in sorted(new_xids):
             yield f"XID {xid}" + (f": {XIDS[xid]}" if xid in XIDS else "")
         before, self._num_errors = self._num_errors, self._count_errors()
         if self._num_errors > before:
@@ -74,6 +79,13 @@ class GpuWatch:
         self._throttled_polls = self._throttled_polls + 1 if reasons else 0
         if self._throttled_polls == THROTTLED_POLLS:
             yield " and ".join(reasons)
+
+    def _read_xids(self) -> set[int]:
+        xids = set[int]()
+        with contextlib.suppress(self._nvml.NVMLError):  # no further event
+            for _ in range(MAX_EVENTS):
+                xids.add(int(self._nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
+        return xids
 
     def _count_errors(self) -> int:
         nvml = self._nvml
@@ -111,7 +123,8 @@ def watch_gpu(run: Path, rank: int) -> None:
 
 def _report_faults(watch: GpuWatch, run: Path, rank: int) -> None:
     while True:
-        for problem in watch.poll(POLL_SECONDS):
+        time.sleep(POLL_SECONDS)
+        for problem in watch.poll():
             report_fault(run, rank, watch.index, problem)
 
 

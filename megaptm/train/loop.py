@@ -279,9 +279,10 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     try:
         with run.during("validation"):
             means = mean_losses(run.engine, _validation_batches(run, "", read_error))
-            for name in run.config.data.validation_sets:
+        for name in run.config.data.validation_sets:
+            with run.during("validation"):  # each set has the time that the watchdog allows for one
                 own = mean_losses(run.engine, _validation_batches(run, name, read_error))
-                means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}
+            means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}
     except _UnreadableError as error:
         return error.own
     run.checkpointer.held_out.add(step, means)

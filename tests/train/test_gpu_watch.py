@@ -59,19 +59,20 @@ def nvml():
 
 
 def poll(watch):
-    return list(watch.poll(0.0))
+    return list(watch.poll())
 
 
 def test_new_faults_are_reported_once(nvml):
     nvml.errors = 2
     watch = GpuWatch(nvml, "GPU-1")
     assert poll(watch) == []
-    nvml.xids, nvml.errors, nvml.rows = [79], 5, (0, 1, 1, 0)
+    nvml.xids, nvml.errors, nvml.rows = [79, 79], 5, (0, 1, 1, 0)
     assert poll(watch) == [
         "XID 79: the GPU has fallen off the bus",
         "3 uncorrectable memory errors (ECC)",
         "a memory row must be remapped: reset the GPU",
     ]
+    nvml.xids = [79]
     assert poll(watch) == []
 
 

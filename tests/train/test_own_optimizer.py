@@ -101,7 +101,7 @@ def test_mistakes_have_a_sentence(code, real_corpus, more, sentence):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Undeclared", "`state_tensors` names [], and its state has ['square_avg']: correct square_avg."),
+        ("Undeclared", "`state_tensors` names [], and its state has ['square_avg', 'step']: correct square_avg."),
         ("Failing", "optimizer.name (wrong_rules:Failing) failed (KeyError: 'groups'"),
         ("no_optimizer", "must return a torch.optim.Optimizer with the 2 groups that it is given"),
     ],

@@ -102,10 +102,8 @@ def _read(stream: BinaryIO, message: _Message, file: InputFile) -> bytes:
     """Read a message; raise `Unreadable` if its buffers would fill the memory, because Arrow decompresses all."""
     stream.seek(message.start)
     content = stream.read(message.stop - message.start)
-    if (
-        sum(int.from_bytes(content[at : at + 8], "little", signed=True) for at in message.compressed)
-        > file.max_unpacked
-    ):
+    sizes = (int.from_bytes(content[at : at + 8], "little", signed=True) for at in message.compressed)
+    if sum(max(0, size) for size in sizes) > file.max_unpacked:  # size -1: the buffer is not compressed
         raise expansion_error(file)
     return content
 

@@ -137,24 +137,23 @@ def _build_own(groups: Groups, settings: OptimizerConfig, parts: Parts, divided:
 def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: OptimizerConfig) -> None:
     """Raise `UserError` if the state of a rule of the user, after a step, is not the one that it declares:
     checkpoints would lack a part of it."""
-    declared = {*load_own_rule(settings.name).state_tensors} | {STEP}
+    declared = {*load_own_rule(settings.name).state_tensors}
     for part in parts:
         state = {} if part.master is None else rule.state.get(part.master, {})
-        shapes = {name: getattr(value, "shape", None) for name, value in state.items() if name not in (STEP, EMA)}
-        if not shapes:
+        names = {*state} - {EMA}
+        if names <= {STEP}:  # without a gradient
             continue
-        for name in sorted({*shapes} ^ (declared - {STEP})):
+        for name in sorted(names ^ declared):
             raise UserError(
-                f"optimizer.name ({settings.name}): `state_tensors` names {sorted(declared - {STEP})}, and its state "
-                f"has {sorted(shapes)}: correct {name}."
+                f"optimizer.name ({settings.name}): `state_tensors` names {sorted(declared)}, and its state has "
+                f"{sorted(names)}: correct {name}."
             )
-        for name, shape in shapes.items():
-            if shape != part.key.shape:
+        for name in sorted(names - {STEP}):
+            if getattr(state[name], "shape", None) != part.key.shape:
                 raise UserError(
                     f"optimizer.name ({settings.name}): {name} in its state must be a tensor with one value for each "
                     "element of a weight, because checkpoints divide it as weights."
                 )
-        return
 
 
 EMA = "ema"
