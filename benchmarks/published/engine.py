@@ -18,7 +18,7 @@ from megaptm.spec import Family, ModelSpec
 
 FILE = Path(__file__).with_suffix(".yaml")
 MACHINE = "h200-141g"
-THEN = replace(MEGAPTM, compiled=False, fused_gradient_sum=False, launches=57)
+THEN = replace(MEGAPTM, compiled=False, fused_gradient_sum=False, gathered_scores=True, launches=57)
 """The engine of 2026-11-26."""
 
 

@@ -108,8 +108,8 @@ class LayerCosts(ABC):
     kernels: int = 0
     """Number of kernels per position that the layer launches besides matrix products, if it processes positions one by
     one."""
-    gathers: int = 0
-    """Number of score terms that each head gathers from a table of distances, for each pair of query and key."""
+    score_terms: int = 0
+    """Number of terms of distances or segments that each head adds to the score of a query and a key."""
     launches: int = 0
     """Number of kernels of a layer in both passes beyond those of plain sub-layers (`tests/cuda/launches.yaml`)."""
     cached_positions: int = 0

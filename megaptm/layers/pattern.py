@@ -22,6 +22,8 @@ MAX_QUERIES = 128
 ones have small, slow products."""
 MAX_QUERIES_OF_ALL = 512
 """Maximum number of queries per tile of an attention pattern, if each attends to all keys."""
+MAX_SCORES = 1 << 27
+"""Maximum number of scores that attention by tiles computes at once on a GPU: 256 MiB in bf16."""
 
 
 @dataclass(frozen=True)

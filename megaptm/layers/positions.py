@@ -66,11 +66,101 @@ class _ByDistance(torch.autograd.Function):
     def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None, None]:
         d_HQK = d_outputs[0]
         heads, queries, keys = d_HQK.shape
-        distances = queries + keys - 1
-        # Reading rows with a stride that is one shorter than stored shifts each row by one position.
-        stored = d_HQK.new_zeros(heads, queries, distances)
-        stored.as_strided(d_HQK.shape, (queries * distances, distances - 1, 1), queries - 1).copy_(d_HQK)
-        return stored.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
+        d_HQL = d_HQK.new_zeros(heads, queries, queries + keys - 1)
+        _shift_rows(d_HQL, keys).copy_(d_HQK)
+        return d_HQL.sum(1, dtype=sum_dtype(d_HQK.dtype)), None, None
+
+
+def mask_scores(scores_BHQK: Tensor, attended: Tensor) -> Tensor:
+    """Return scores that attention adds as a bias, -inf where a query does not attend to a key.
+
+    Attention has no gradient for these, so it is not masked again.
+    """
+    masked: Tensor = _MaskScores.apply(scores_BHQK, attended)
+    return masked
+
+
+class _MaskScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scores_BHQK: Tensor, attended: Tensor) -> Tensor:
+        return scores_BHQK.masked_fill(~attended, -math.inf)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
+        return d_outputs[0], None
+
+
+def bias_of_layer(bias_1HQK: Tensor, masked_BHQK: Tensor) -> Tensor:
+    """Return a masked position bias for one of the layers that share it, with the bias as its source of gradients.
+
+    The gradient of each layer is summed over the batch before gradients of layers are added. The gradient of the masked
+    bias would be added at the size of the batch.
+    """
+    masked: Tensor = _BiasOfLayer.apply(bias_1HQK, masked_BHQK.detach())
+    return masked
+
+
+class _BiasOfLayer(torch.autograd.Function):
+    """Masked position bias whose gradient is that of the bias: attention has none for a masked score."""
+
+    @staticmethod
+    def forward(ctx: Any, bias_1HQK: Tensor, masked_BHQK: Tensor) -> Tensor:
+        return masked_BHQK.view_as(masked_BHQK)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
+        return d_outputs[0].sum(0, keepdim=True), None
+
+
+def _shift_rows(by_distance_QL: Tensor, keys: int) -> Tensor:
+    """Return the view [..., Q, K] of a tensor [..., Q, L] in which each row starts one element later than the next, and
+    the last row at its first element.
+
+    A row stride that is one shorter than the true one shifts each row by one element.
+    """
+    queries = by_distance_QL.shape[-2]
+    *outer, row, element = by_distance_QL.stride()
+    start = by_distance_QL.storage_offset() + (queries - 1) * element
+    return by_distance_QL.as_strided((*by_distance_QL.shape[:-1], keys), (*outer, row - element, element), start)
+
+
+def align_distances(number: int) -> int:
+    """Return the number of distances to compute where this number is needed: a multiple of 8, with which rows of scores
+    in 16 bits start at multiples of 16 bytes. Tensor cores are slower otherwise."""
+    return -(-number // 8) * 8
+
+
+def scores_by_key(by_distance_BHQL: Tensor, keys: int) -> Tensor:
+    """Return the scores of queries and keys, [B, H, Q, K], from the scores of queries and distances, [B, H, Q, L], in
+    ascending key position. The keys of the last query start at the first distance.
+
+    It is a view, and the gradient is a copy: an index for each pair of query and key would be gathered, and its
+    gradient added element by element. Elements after the last distance are undefined; their gradient must be 0.
+    """
+    if not torch.compiler.is_compiling():
+        by_key: Tensor = _ByKey.apply(by_distance_BHQL, keys)
+        return by_key
+    # The compiler may store rows with another stride, so this names no strides. It becomes arithmetic of indices.
+    queries, distances = by_distance_BHQL.shape[2:]
+    shifted = by_distance_BHQL.flatten(2)[:, :, queries - 1 :][:, :, : queries * (distances - 1)]
+    return shifted.unflatten(2, (queries, distances - 1))[..., :keys]
+
+
+class _ByKey(torch.autograd.Function):
+    """View of scores by distance as scores by key. The gradient has the strides of the scores, which are those of a
+    product with all sequences."""
+
+    @staticmethod
+    def forward(ctx: Any, by_distance_BHQL: Tensor, keys: int) -> Tensor:
+        ctx.shape, ctx.strides = by_distance_BHQL.shape, by_distance_BHQL.stride()
+        return _shift_rows(by_distance_BHQL, keys)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor, None]:
+        d_BHQK = d_outputs[0]
+        d_BHQL = d_BHQK.new_empty_strided(ctx.shape, ctx.strides).zero_()
+        _shift_rows(d_BHQL, d_BHQK.shape[3]).copy_(d_BHQK)
+        return d_BHQL, None
 
 
 def rotation(positions_BS: Tensor, *, features: int, rope: RopeParameters) -> Tensor:

@@ -24,11 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.mask import Mask
-from megaptm.layers.pattern import Pattern, Tile
+from megaptm.layers.pattern import MAX_SCORES, Pattern, Tile
 from megaptm.layers.rng import next_seed
-
-MAX_SCORES = 1 << 27
-"""Maximum number of scores that sparse attention computes at once on a GPU: 256 MiB in bf16."""
 
 
 @dataclass(frozen=True)
@@ -277,6 +274,7 @@ class _ByTiles(torch.autograd.Function):
             grad = tile.divide(grad_SNK)
             used = weights if drop is None else weights * drop
             values.add(tile, torch.bmm(used.transpose(1, 2), grad))
+            del used  # tensors of scores are the peak of memory
             grad_weights = torch.bmm(grad, values.gather_tiles(tile).transpose(1, 2))
             if drop is not None:
                 grad_weights *= drop
@@ -301,6 +299,7 @@ def _attention_weights(
             rows = (q_SBHK.shape[1], -1) if visible.dim() == 4 else (q_SBHK.shape[1], -1, tile.number)
             scores.unflatten(0, rows).masked_fill_(~visible, float("-inf"))
         weights = torch.softmax(scores, dim=2)  # accumulates in float32
+        del scores
         drop = None
         if generator is not None:
             drop = torch.empty_like(weights).bernoulli_(1 - work.dropout, generator=generator)

@@ -21,7 +21,7 @@ from megaptm.layers.layer import Layer
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm
 from megaptm.layers.pattern import Pattern
-from megaptm.layers.positions import rotation, score_bias
+from megaptm.layers.positions import bias_of_layer, rotation, score_bias
 from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, identity
@@ -53,6 +53,8 @@ class AttentionInputs:
     position_state: Tensor | None
     further: tuple[Tensor | None, ...] = ()
     """Further arguments of the attention module, after those of `Stack.run_attention`."""
+    score_bias: Tensor | None = None
+    """Position bias in the mask, [1, H, Q, K], if the mask differs between sequences: it then gets the gradient."""
 
 
 @dataclass(frozen=True)
@@ -197,14 +199,17 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         """Run the attention of one layer of the stack. `keys` and `cached_states` as in `Layer.forward`."""
         layer, further = cast(Layer, self[str(number)]), attention.further
         attend = layer.attention.attend
-        reads_numbers = attention.mask is None or not are_offsets(attention.mask)
+        mask, bias = attention.mask, attention.score_bias
+        reads_numbers = mask is None or not are_offsets(mask)
         if isinstance(attend, PatternAttend) and reads_numbers and self._reads_numbers(self.block.attention_at(number)):
             blocks = attend.shared_blocks(inputs.mask, inputs.blocks, x.dtype, self.size.key_width)
             further = further if blocks is None else (*(further or (None,)), blocks)
+        if mask is not None and bias is not None:
+            mask = bias_of_layer(bias, mask)
         return layer.run(
             layer,
             x,
-            attention.mask,
+            mask,
             inputs.memory,
             None if inputs.memory_mask is None else inputs.memory_mask.scores(None),
             attention.position_state,
@@ -252,9 +257,10 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         """Return the inputs of each kind of attention in the stack. `x`: input of the stack."""
-        mask, scores = inputs.mask, None
+        mask, scores, bias = inputs.mask, None, None
         if not all(map(self._reads_numbers, self._records)):
-            scores = mask.scores(self._score_bias(mask))
+            bias = self._score_bias(mask)
+            scores = mask.scores(bias)
         turned = self._compute_rotations(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
         marked = () if mask.global_positions is None else (mask.global_positions,)
@@ -263,6 +269,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
                 self._mask_numbers(x, mask, record) if self._reads_numbers(record) else scores,
                 turned.get(record.rope),
                 marked if record.takes_global_positions else (),
+                bias if scores is not None and bias is not None and len(scores) > 1 else None,
             )
             for record in self._records
         }

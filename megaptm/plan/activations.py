@@ -14,6 +14,7 @@ from __future__ import annotations
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.feedforward_costs import ROWS_FED
 from megaptm.layers.layer_costs import SubLayer, layers_by_kind, memory_width, passes_by_kind, sublayers
+from megaptm.layers.pattern import MAX_SCORES
 from megaptm.losses.token_costs import LOGIT_BYTES, LossBytes
 from megaptm.models.chunk import ModelChunk
 from megaptm.models.embed_costs import inputs_read
@@ -197,6 +198,9 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     outputs = max(linear.outputs for costs in inner for linear in costs.linears.values() if linear.split != "rows")
     gradients = tokens * element * (2 * outputs / work.layout.tensor + 2 * size.width)
     recomputed = 0.0
+    if spec.family.stacks[longest].residual.saves_activations:
+        attended = _attention_backward_bytes(work, longest) + 2 * tokens * element * size.width
+        gradients = max(gradients, attended)
     if not spec.family.stacks[longest].residual.saves_activations:
         # The feed-forward runs in pieces; both streams and their gradients are float32.
         share = min(1.0, ROWS_FED / tokens)
@@ -213,6 +217,34 @@ def workspace_bytes(work: Workload, largest: int) -> float:
     keys = max(sub.costs.saved_bytes(element, dropout=False).memory for kind in blocks for sub in sublayers(kind, size))
     gathered = 2 * work.layout.microbatch * work.lengths[longest] * keys / work.layout.tensor
     return gradients + largest * element + recomputed + (gathered if work.layout.context > 1 else 0.0)
+
+
+def _attention_backward_bytes(work: Workload, stack: str) -> float:
+    """Return the temporary bytes of the backward pass of a stack's attention, besides those of the residual stream.
+
+    Kernels sum the gradient of queries in float32 (`dq_accum` of FlashAttention-2, with offsets of documents too). The
+    bias has a gradient, and each of its terms two tensors with as many distances as twice the keys. Tiles hold weights
+    and gradients of the scores that are computed at once, and sum the gradients of keys and values in float32.
+    """
+    size, layout, element = work.spec.size_of(stack), work.layout, work.element_bytes
+    block, length, largest = work.spec.family.stacks[stack], work.own_lengths[stack], 0.0
+    dropout = work.spec.dropout
+    if work.software.attention == "materialized":
+        return largest
+    for kind in layers_by_kind(block, range(size.layers)):
+        for costs in (sub.costs for sub in sublayers(kind, size) if sub.is_attention and sub.costs.features):
+            saved = costs.saved_bytes(element, dropout=False)
+            total = layout.microbatch * length * (saved.own + saved.memory + 4 * costs.features)
+            if costs.scored:
+                pairs = layout.microbatch * length * (work.lengths[stack] + costs.cached_positions)
+                total += (1 + 2 * costs.score_terms) * pairs * size.heads * element
+            elif costs.computes_only_tiles(length) and not kind.causal and kind.attentions[0].dropout_rate(dropout):
+                # FlexAttention has no dropout. FlashAttention computes windows of a decoder.
+                scores = layout.microbatch * costs.pairs(length, length) * size.heads
+                total += 4 * min(scores, MAX_SCORES * layout.tensor) * element
+                total += layout.microbatch * length * 4 / element * saved.memory
+            largest = max(largest, total / layout.tensor)
+    return largest
 
 
 def buffer_bytes(work: Workload) -> float:

@@ -98,6 +98,10 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (64, 256, 0.85), (1
 """Rows and columns of the result that a multiprocessor computes at a time, and rate relative to the largest: tiles of
 cuBLAS on an A100 (NVIDIA's guide "Matrix Multiplication Background", figure 6, read off)."""
 
+RMS_NORM_KERNELS = 8
+"""Number of kernels of an RMSNorm of single operations: cast, square, mean, epsilon, inverse root, scale, cast, weight
+(`LlamaRMSNorm` of transformers; Meta's `RMSNorm` of Llama has as many)."""
+
 
 @lru_cache(maxsize=65536)
 def tiling(rows: float, columns: float, multiprocessors: int) -> float:
@@ -223,18 +227,26 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
 
 
 def _score_seconds(machine: Machine, work: Workload, costs: LayerCosts, queries: str, keys: str) -> PassTimes:
-    """Return the planned seconds of scores that are gathered from a table of distances and given to attention as a
-    bias.
+    """Return the planned seconds of score terms that are computed outside of attention and given to it as a bias.
 
-    Sums, layout changes and zeros read and write the elements of a term 8 times forward and 14 times backward, and
-    adding by index takes 1.8 times as long as gathering (profile of DeBERTa-base, docs/results.md, 2026-11-26).
+    A term has twice as many distances as keys. It is written, and read with another stride into the sum, which is
+    written and which attention reads. Backward, attention reads the sum and writes its gradient. For each term this is
+    read and written among zeros, which two products read (layers/positions.py).
+
+    Gathered terms: sums, layout changes and zeros read and write 8 times forward and 14 times backward, and adding by
+    index takes 1.8 times as long as gathering (profile of DeBERTa-base, docs/results.md, 2026-11-26).
     """
     scores = work.layout.microbatch * work.own_lengths[queries] * (work.lengths[keys] + costs.cached_positions)
-    elements = costs.gathers * scores * work.spec.size_of(queries).heads / work.layout.tensor
-    traffic, gather = work.element_bytes / machine.bandwidth, machine.efficiency.gather_picoseconds * 1e-12
+    elements, terms = scores * work.spec.size_of(queries).heads / work.layout.tensor, costs.score_terms
+    traffic = elements * work.element_bytes / machine.bandwidth
+    if not work.software.gathered_scores:
+        return PassTimes(
+            OperationTime(memory=(3 * terms + 2) * traffic), OperationTime(memory=(7 * terms + 2) * traffic)
+        )
+    gather = elements * machine.efficiency.gather_picoseconds * 1e-12
     return PassTimes(
-        OperationTime(memory=elements * (8 * traffic + gather)),
-        OperationTime(memory=elements * (14 * traffic + 1.8 * gather)),
+        OperationTime(memory=terms * (8 * traffic + gather)),
+        OperationTime(memory=terms * (14 * traffic + 1.8 * gather)),
     )
 
 
@@ -316,6 +328,8 @@ def _elementwise_seconds(machine: Machine, work: Workload, subs: Sequence[SubLay
         forward += weights * (4 + element)
     kernel = machine.efficiency.kernel_microseconds * 1e-6
     kernels = (5 + output_norms) * len(subs) + work.own_lengths[stack] * sum(sub.costs.kernels for sub in subs)
+    if block.norm.kind == "rms" and not (software.fused_norm or software.compiled):
+        kernels += (RMS_NORM_KERNELS - 1) * (1 + output_norms) * len(subs)
     return PassTimes(
         OperationTime(memory=forward / machine.bandwidth + kernels * kernel),
         OperationTime(memory=backward / machine.bandwidth + 2 * kernels * kernel),

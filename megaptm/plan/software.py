@@ -26,6 +26,8 @@ class Software:
     """Whether a compiler fuses the operations between matrix products, except across sums over a row."""
     autocast: bool = False
     """Whether weights are float32 and cast for each micro-batch, and norms and the residual stream are float32."""
+    gathered_scores: bool = False
+    """Whether attention scores of distances are gathered by index, not read with another stride."""
     fused_residual: bool = False
     """Whether bias, dropout and residual sum are one pass over memory."""
     fused_gradient_sum: bool = False

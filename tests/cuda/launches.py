@@ -1,5 +1,5 @@
-"""`python -m tests.cuda.launches [NAME ...]`: kernels of a training step of published models on one simulated GPU, and
-the times that the host waits for it. Prints the table of `launches.yaml`.
+"""`python -m tests.cuda.launches [NAME ...]`: kernels of a training step of published models on one simulated GPU, the
+bytes that they read and write, and the times that the host waits for it. Prints the table of `launches.yaml`.
 
 Attention and RMSNorm count as one kernel in each pass, as the fused kernels that a GPU has.
 """
@@ -34,16 +34,19 @@ from tests.layouts.cases import batch
 
 BUDGETS = Path(__file__).with_name("launches.yaml")
 MODELS = {
-    "gpt2": ("small", 32 * 1024),
-    "bert": ("large", 48 * 512),
-    "t5": ("large", 24 * 512),
-    "electra": ("base", 48 * 512),
-    "bart": ("large", 8 * 1024),
-    "deberta": ("base", 32 * 512),
-    "xlnet": ("base", 16 * 512),
-    "albert": ("base", 32 * 512),
+    "gpt2": ("small", 32 * 64, 16),
+    "bert": ("large", 48 * 32, 16),
+    "t5": ("large", 24, 512),
+    "electra": ("base", 48 * 32, 16),
+    "bart": ("large", 8 * 64, 16),
+    "deberta": ("base", 32, 512),
+    "deberta-v3": ("base", 32, 512),
+    "xlnet": ("base", 16, 512),
+    "transformer-xl": ("base", 16, 512),
+    "albert": ("base", 32 * 32, 16),
 }
-"""Family -> its size, and positions of a micro-batch."""
+"""Family -> its size, and the sequences of a micro-batch and their length. Bytes depend on the length where attention
+has a bias; the number of kernels depends on positions only."""
 
 
 def attend(
@@ -95,15 +98,14 @@ class Published(Case):
 
 def fields_of(case: Case) -> dict[str, Tensor]:
     """Return a micro-batch: a tiny one, repeated."""
-    fields = batch(case.family, 0)
-    times = MODELS[case.family][1] // fields["tokens"].numel()
-    return {name: field.repeat(times, *[1] * (field.dim() - 1)) for name, field in fields.items()}
+    fields, (_, rows, length) = batch(case.family, 0), MODELS[case.family]
+    times = (rows // len(fields["tokens"]), length // fields["tokens"].shape[1])
+    return {name: field.repeat(times[: field.dim()]) for name, field in fields.items()}
 
 
 def count(family: str) -> dict[str, Counter[str]]:
     """Return the counters of a step."""
-    positions = MODELS[family][1]
-    case = Published(family, Layout(microbatch=positions // batch(family, 0)["tokens"].shape[1]))
+    case = Published(family, Layout(microbatch=MODELS[family][1]))
     return {name: Counter(counts) for name, counts in steps.second_step(case).items()}
 
 
@@ -122,6 +124,7 @@ if __name__ == "__main__":
     for family in sys.argv[1:] or MODELS:
         counts = count(family)
         totals = {name: counts[name].total() for name in ("kernels", "waits")}
+        totals["megabytes"] = counts["traffic"].total() // 10**6
         print(yaml.safe_dump({family: totals}), end="", flush=True)
         if os.environ.get("DETAILS"):
-            print(family, counts["kernels"].most_common(), file=sys.stderr, flush=True)
+            print(family, counts["kernels"].most_common(), counts["traffic"].most_common(), file=sys.stderr, flush=True)

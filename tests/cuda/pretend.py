@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib.util
+import math
 import os
 import sys
 from collections import Counter
@@ -39,6 +40,8 @@ SIZED_BY_NUMBERS = {"nonzero", "unique", "unique_dim", "_unique", "_unique2", "m
 # Operations that only allocate memory or describe it.
 NO_KERNELS = {"device", "detach", "set_", "_unsafe_view"}
 NO_KERNELS |= {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+WRITE_ONLY = {"copy_", "fill_", "zero_", "new_zeros", "zeros_like", "full_like"}
+"""Operations that do not read their first argument."""
 ANSWERS_TO_THE_HOST = {"equal", "is_nonzero"}
 # Operations that fail on a GPU with `train.deterministic` (torch.use_deterministic_algorithms), for floats.
 ANY_ORDER = {"cumsum", "cumprod", "histc", "bincount", "kthvalue", "put_", "nll_loss2d_forward", "resize_", "median"}
@@ -56,6 +59,8 @@ refused: Counter[str] = Counter()
 """Operation of `ANY_ORDER` and location -> number of calls."""
 kernels: Counter[str] = Counter()
 """Operation on the device -> number of calls. For attention with a mask: the operations of its plain form."""
+traffic: Counter[str] = Counter()
+"""Operation on the device -> bytes that its kernels read and write."""
 pairs: Counter[str] = Counter()
 """Location -> number of tensors on the device with an element for each pair of positions."""
 num_positions = 0
@@ -64,7 +69,7 @@ num_positions = 0
 
 def clear() -> None:
     """Reset all counters."""
-    for counter in (waits, messages, refused, kernels, pairs):
+    for counter in (waits, messages, refused, kernels, traffic, pairs):
         counter.clear()
 
 
@@ -189,6 +194,7 @@ class Waits(TorchDispatchMode):
         launches = on_device or _is_on_device(result) or any(map(_is_on_device, _in_lists(args)))
         if launches and not (func.is_view or name in NO_KERNELS):
             kernels[name] += _launches(name, args)
+            traffic[name] += _bytes_moved(name, args, result)
         if _is_on_device(result) and result.shape[-2:] == (num_positions, num_positions):
             pairs[location()] += 1
         if name in ("_to_copy", "copy_"):
@@ -207,6 +213,20 @@ def _launches(name: str, args: tuple[Any, ...]) -> int:
     tensors = [[*value] for value in args if name.startswith("_foreach") and isinstance(value, list | tuple)]
     dtypes = {tensor.dtype for part in tensors for tensor in part if isinstance(tensor, torch.Tensor)}
     return 1 if len(dtypes) < 2 or name == "_foreach_copy_" else len(tensors[0])
+
+
+def _bytes_moved(name: str, args: tuple[Any, ...], result: Any) -> int:
+    """Return the bytes of the inputs and outputs of an operation. An element is counted once if it is repeated (with a
+    stride of zero), and only as written if its old value is not read."""
+    read, written = [*args, *_in_lists(args)], result if isinstance(result, list | tuple) else [result]
+    if name in WRITE_ONLY:
+        read = read[1:]
+    return sum(_stored_bytes(value) for value in (*read, *written) if isinstance(value, torch.Tensor))
+
+
+def _stored_bytes(tensor: torch.Tensor) -> int:
+    lengths = (length for length, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return math.prod(lengths) * tensor.element_size()
 
 
 def _pinned(tensor: Any) -> Any:

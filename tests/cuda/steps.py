@@ -70,7 +70,9 @@ def second_step(case: Case) -> dict[str, dict[str, int]]:
             built.set_loss_weights(losses_of(case.family))
             built.train_step(batches, step=step, lr=1e-3)
             collectives.any_rank(False)
-    return {name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels", "pairs")}
+    return {
+        name: dict(getattr(pretend, name)) for name in ("waits", "messages", "refused", "kernels", "traffic", "pairs")
+    }
 
 
 def hooks_of(case: Case) -> list[hook.DistillationHook]:

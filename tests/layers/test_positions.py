@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megaptm.families.deberta.attention import distance_rows
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.attention_costs import SelfAttentionCosts
-from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias
+from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias, scores_by_key
 from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size
 
@@ -80,3 +80,30 @@ def test_score_bias_equals_table_lookup(queries, keys):
     d_scores = torch.randn(bias.shape)
     gradient, expected = (torch.autograd.grad(result, table.weight, d_scores)[0] for result in (bias, looked_up))
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (1, 9), (9, 1)])
+def test_scores_by_key_equal_gathered_scores(monkeypatch, queries, keys, compiling):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    # Strides of a product that is computed for all sequences at once.
+    by_distance = torch.randn(2, queries, 3, queries + keys + 3).permute(2, 0, 1, 3).requires_grad_()
+    indices = torch.arange(keys) - torch.arange(queries)[:, None] + queries - 1
+    gathered, by_key = by_distance.gather(3, indices.expand(3, 2, -1, -1)), scores_by_key(by_distance, keys)
+    assert by_key.equal(gathered)
+    d_scores = torch.randn(by_key.shape)
+    assert torch.equal(*(torch.autograd.grad(result, by_distance, d_scores)[0] for result in (by_key, gathered)))
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_causal_scores_need_only_distances_to_earlier_keys(monkeypatch, compiling):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    by_distance = torch.randn(6, 3, 2, 7).permute(1, 2, 0, 3).requires_grad_()
+    indices = torch.arange(6) - torch.arange(6)[:, None] + 5
+    causal, indices = indices <= 5, indices.clamp(max=6).expand(3, 2, -1, -1)
+    by_key, gathered = (
+        x.masked_fill(~causal, 0.0) for x in (scores_by_key(by_distance, 6), by_distance.gather(3, indices))
+    )
+    assert by_key.equal(gathered)
+    d_scores = torch.randn(by_key.shape)
+    assert torch.equal(*(torch.autograd.grad(result, by_distance, d_scores)[0] for result in (by_key, gathered)))

@@ -128,16 +128,16 @@ def test_mask_decoder_equals_released_code(case: str) -> None:
 
 
 def test_distances_are_clamped_to_the_table() -> None:
-    rows = distance_rows(12, DisentangledSpec(max_distance=4))
-    assert rows[5].tolist() == [7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0]
-    assert all(rows.diagonal(offset).unique().numel() == 1 for offset in range(-11, 12))
+    falling, rising = distance_rows(6, DisentangledSpec(max_distance=4))
+    assert falling.tolist() == [7, 7, 7, 6, 5, 4, 3, 2, 1, 0, 0, 0, *4 * [0]]
+    assert rising.tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, *4 * [7]]
 
 
 def test_distance_buckets_equal_hugging_face() -> None:
-    positions = torch.arange(1100)
-    bins = make_log_bucket_position(positions[:, None] - positions, 256, 512)
-    rows = distance_rows(len(positions), DisentangledSpec(max_distance=512, num_distance_buckets=256))
-    assert rows.equal((bins + 256).clamp(0, 511).long())
+    bins = make_log_bucket_position(torch.arange(1099, -1100, -1), 256, 512)
+    falling, rising = distance_rows(1100, DisentangledSpec(max_distance=512, num_distance_buckets=256))
+    assert falling[:2199].equal((bins + 256).clamp(0, 511).long())
+    assert rising[:2199].equal(falling[:2199].flip(0))
 
 
 def test_only_the_mask_decoder_uses_absolute_positions() -> None:

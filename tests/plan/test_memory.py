@@ -152,6 +152,34 @@ def test_fused_attention_saves_one_value_per_query():
     assert fused / (2048 * 6144) == pytest.approx(34 + 4 * 64 / 6144)
 
 
+def workspace_of(family: Family, size: Size, length: int, *, rows: int, dropout: float) -> float:
+    """Return the planned temporary bytes of a backward pass of one stack in bfloat16."""
+    spec = ModelSpec(family=family, size=size, vocabulary=512, context=length, dropout=dropout)
+    work = Workload(spec=spec, lengths={next(iter(family.stacks)): length}, layout=Layout(microbatch=rows), batch=rows)
+    return activations.workspace_bytes(work, 0)
+
+
+def test_backward_pass_of_attention_sums_gradients_of_queries_in_float32():
+    """Four gradients of 16 bits, and FlashAttention-2's `dq_accum`, with an output that is wider than the stream."""
+    size = Size(layers=2, width=64, heads=8, head_width=64, ffn=64)
+    gradients = 2 * 128 * (4 * 512 * 2 + 512 * 4 + 2 * 64 * 2)
+    assert workspace_of(GPT3, size, 128, rows=2, dropout=0.0) == gradients
+
+
+def test_tiles_of_attention_need_a_gigabyte():
+    """Weights, dropout factors and the gradients of both, of all scores of a layer; FlexAttention has none."""
+    bigbird, size = CATALOGUE["bigbird"], CATALOGUE["bigbird"].sizes["base"]
+    without, tiles = (workspace_of(bigbird, size, 4096, rows=4, dropout=rate) for rate in (0.0, 0.1))
+    assert tiles - without == pytest.approx(1e9, rel=0.15)
+
+
+def test_gradients_of_scores_by_distance_are_twice_as_long():
+    """The gradient of the bias, and two tensors for each of DeBERTa's terms."""
+    deberta, size = CATALOGUE["deberta"], CATALOGUE["deberta"].sizes["base"]
+    scores = 32 * 12 * 512 * 512 * 2
+    assert workspace_of(deberta, size, 512, rows=32, dropout=0.1) > 5 * scores
+
+
 @pytest.mark.parametrize(("virtual", "factor"), [(1, 1.0), (3, 1 + 7 / (8 * 3))])
 def test_layers_in_flight_on_the_first_stage(virtual, factor):
     """arXiv:2205.05198, section 4.2.3: L layers in all, and (1 + (p - 1) / (p v)) times as many when interleaved."""

@@ -1,4 +1,4 @@
-"""Terms of the planned time: tiles, launches, gathers, software, collectives of full sharding, slowest device."""
+"""Terms of the planned time: tiles, launches, scores by distance, software, collectives of sharding, slowest device."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -64,9 +64,12 @@ def test_launches_are_those_of_the_budget(family, size):
     assert costs.count_launches(workload, chunks) == pytest.approx(BUDGETS[family]["kernels"], rel=0.12)
 
 
-def test_gathered_scores_cost_time():
-    deberta, bert = (step(name, "base", 512, batch=32, microbatch=32) for name in ("deberta", "bert"))
-    assert deberta.memory > 2 * bert.memory
+def test_scores_by_distance_cost_time_and_gathered_ones_more():
+    bert, deberta, gathered = (
+        step(name, "base", 512, batch=32, microbatch=32, software=replace(MEGAPTM, gathered_scores=gathers))
+        for name, gathers in (("bert", False), ("deberta", False), ("deberta", True))
+    )
+    assert gathered.memory > 1.5 * deberta.memory > 2 * bert.memory
 
 
 @pytest.mark.parametrize(

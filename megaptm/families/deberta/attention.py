@@ -1,29 +1,31 @@
 """Disentangled attention (DeBERTa, arXiv:2006.03654): content-to-content, content-to-position, position-to-content."""
 
-# S sequence, B batch, H heads, K head width, D width, R rows of the distance table
+# S sequence, B batch, H heads, K head width, A = heads x head width, D width, R rows of the distance table, L distances
 
 from __future__ import annotations
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.accumulate import linear
 from megaptm.layers.attention import SelfAttention
 from megaptm.layers.costs import LayerCosts
-from megaptm.layers.positions import ROUNDING
+from megaptm.layers.positions import ROUNDING, align_distances, mask_scores, scores_by_key
 from megaptm.layers.split import Dropout, Linear
 
 
 def distance_rows(length: int, record: DisentangledSpec, *, device: torch.device | None = None) -> Tensor:
-    """Return the row of DeBERTa's distance table for each query and key, [S, S], clamped to the table.
+    """Return the row of DeBERTa's distance table for each distance from a key to a query, [2, L], clamped to the table:
+    from the largest distance down, and from the smallest up.
 
     With buckets, distances up to half of the buckets have rows of their own; larger distances share logarithmic bins.
     """
-    positions = torch.arange(length, device=device)
-    row = positions[:, None] - positions[None, :]
+    falling = length - 1 - torch.arange(align_distances(2 * length - 1), device=device)
+    row = torch.stack([falling, -falling])
     span = record.table_rows // 2
     if record.num_distance_buckets is not None:
         exact = span // 2
@@ -58,40 +60,44 @@ class DisentangledAttention(SelfAttention):
         position_state: Tensor | None = None,
         keys: Tensor | None = None,
         cached_states: None = None,
-        rows_SS: Tensor | None = None,
+        rows_2L: Tensor | None = None,
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of disentangled attention, [S, B, H*K]. `position_state`: the distance table. `rows_SS`:
+        """Return the output of disentangled attention, [S, B, H*K]. `position_state`: the distance table. `rows_2L`:
         result of `distance_rows`, if already computed."""
         assert position_state is not None
         q, k, v = self._project(x_SBD, keys)
-        rows_SS = distance_rows(len(q), self.record, device=q.device) if rows_SS is None else rows_SS
-        scores = self._by_distance(q, k, self.position_dropout(position_state), rows_SS) * self.attend.scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        return self.attend(q, k, v, scores)
+        rows_2L = distance_rows(len(q), self.record, device=q.device) if rows_2L is None else rows_2L
+        scores = self._by_distance(q, k, self.position_dropout(position_state), rows_2L)
+        return self.attend(q, k, v, scores if mask is None else mask_scores(scores, mask))
 
-    def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_SS: Tensor) -> Tensor:
-        """Return the distance scores of disentangled attention, content-to-position plus position-to-content, [B, H, S,
-        S]."""
-        key_RHK, query_RHK = self._project_distances(table_RD)
-        shape = (q_SBHK.shape[1], q_SBHK.shape[2], *rows_SS.shape)
+    def _by_distance(self, q_SBHK: Tensor, k_SBHK: Tensor, table_RD: Tensor, rows_2L: Tensor) -> Tensor:
+        """Return the scaled distance scores of disentangled attention, content-to-position plus position-to-content,
+        [B, H, S, S].
+
+        Each distance has a row of its own, so that scores by key are a view of scores by distance.
+        """
         # Both terms use the row of query minus key. The paper prints key minus query for the second; the released code
-        # uses this.
-        from_query = torch.einsum("sbhk,rhk->bhsr", q_SBHK, key_RHK).gather(-1, rows_SS.expand(shape))
-        from_key = torch.einsum("sbhk,rhk->bhsr", k_SBHK, query_RHK).gather(-1, rows_SS.t().expand(shape))
+        # uses this. That distance falls with the key and rises with the query.
+        from_query, from_key = (
+            scores_by_key(
+                torch.einsum("sbhk,lhk->bhsl", x_SBHK, row_LA.unflatten(-1, (-1, self.key_width))), len(x_SBHK)
+            )
+            for x_SBHK, row_LA in zip((q_SBHK, k_SBHK), self._project_distances(table_RD, rows_2L), strict=True)
+        )
         return from_query + from_key.transpose(-1, -2)
 
-    def _project_distances(self, table_RD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and queries of distances in disentangled attention, [R, H, K], for the heads of this rank.
+    def _project_distances(self, table_RD: Tensor, rows_2L: Tensor) -> tuple[Tensor, Tensor]:
+        """Return scaled keys of falling distances and queries of rising ones, [L, H*K], for the heads of this rank.
 
         It uses the weights directly: a tensor-parallel module would treat the table as a sequence.
         """
-        if not self.has_position_projections:
-            qkv = linear(table_RD, self.qkv.weight, self.qkv.bias).unflatten(-1, (-1, 3, self.key_width))
-            return qkv[:, :, 1], qkv[:, :, 0]
-        key, query = (
-            linear(table_RD, module.weight, module.bias).unflatten(-1, (-1, self.key_width))
-            for module in (self.position_key, self.position_query)
-        )
-        return key, query
+        scale = self.attend.scale
+        if not self.has_position_projections:  # the product includes values, so it has no more rows than the table
+            qkv_RA = linear(table_RD, self.qkv.weight, self.qkv.bias) * scale
+            query, key, _ = qkv_RA.unflatten(-1, (-1, 3, self.key_width)).unbind(2)
+            return F.embedding(rows_2L[0], key.flatten(1)), F.embedding(rows_2L[1], query.flatten(1))
+        falling, rising = F.embedding(rows_2L, table_RD)
+        key = linear(falling, self.position_key.weight, self.position_key.bias)
+        query = linear(rising, self.position_query.weight, self.position_query.bias)
+        return key * scale, query * scale

@@ -14,8 +14,8 @@ class DisentangledAttentionCosts(SelfAttentionCosts):
     """Attention with content and distance scores. Rows of the distance table are projected to keys and queries."""
 
     scored = True
-    gathers = 2
-    launches = 48
+    score_terms = 2
+    launches = 40
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:
         super().__init__(block, size, memory)

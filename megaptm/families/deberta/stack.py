@@ -39,7 +39,7 @@ class DisentangledStack(Stack):
 
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         mask, table = inputs.mask, self._distance_table()
-        # Rows are computed once for all layers: it takes about twenty operations. Scores of distances replace the
+        # Rows are computed once for all layers: it takes about fifteen operations. Scores of distances replace the
         # causal fast path, so the mask must include causality.
         return super().attention_inputs(x, inputs) | {
             record: AttentionInputs(

@@ -2,11 +2,9 @@
 the recurrence cache."""
 
 # S sequence, Q queries, M positions of the recurrence cache, K = M + S keys, B batch, H heads, D width, F features of a
-# head, L distances
+# head, A = heads x F, L distances
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from megaptm.layers.attention import Attend, AttentionModule, score_scale
 from megaptm.layers.costs import LayerCosts
+from megaptm.layers.positions import align_distances, mask_scores, scores_by_key
 from megaptm.layers.split import HeadTable, Linear
 
 
@@ -30,13 +29,12 @@ def distance_sines(
     """Return Transformer-XL's sinusoid encodings of the distances from a query back to a key, largest first, [L, 1 or
     B, D].
 
-    Distances go from M + S - 1 to -1, or to -S if keys are on both sides. Sequences that are read backward have
-    distances of opposite sign.
+    Distances go from M + S - 1 to -1, or to -S if keys are on both sides, and on to an aligned number. Sequences that
+    are read backward have distances of opposite sign.
     """
-    num_after = length if both_sides else 1
-    distances = torch.arange(cached_positions + length - 1, -num_after - 1, -1, device=device, dtype=torch.float64)[
-        :, None
-    ]
+    farthest_back = cached_positions + length - 1
+    number = align_distances(farthest_back + 1 + (length if both_sides else 1))
+    distances = farthest_back - torch.arange(number, device=device, dtype=torch.float64)[:, None]
     if farthest is not None:
         distances = distances.clamp(-farthest, farthest)
     if backward_B is not None:
@@ -85,9 +83,9 @@ class RelativeAttention(AttentionModule):
         if content_bias_FH is None or position_bias_FH is None:
             content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
         q, k, v = self.project_with_cache(x_SBD, cached_MBD)
-        scores = shift_scores(self.by_distance(q + position_bias_FH.t(), sines_LXD), len(k))
-        scores = (scores * self.attend.scale).masked_fill(~mask, -math.inf)
-        return self.output(self.attend(q + content_bias_FH.t(), k, v, scores))
+        distances = self.project_distances(sines_LXD.to(q.dtype))
+        scores = scores_by_key(score_distances(q + position_bias_FH.t(), distances), len(k))
+        return self.output(self.attend(q + content_bias_FH.t(), k, v, mask_scores(scores, mask)))
 
     def project_with_cache(
         self, x_QBD: Tensor, cached_MBD: Tensor | None, *, length: int | None = None
@@ -112,20 +110,14 @@ class RelativeAttention(AttentionModule):
         k, v = F.linear(cached_MBD, weight, bias).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
         return k, v
 
-    def by_distance(self, q_QBHF: Tensor, sines_LXD: Tensor) -> Tensor:
-        """Return Transformer-XL's attention scores of queries and distances, [B, H, Q, L]."""
-        r_LXHF = F.linear(sines_LXD.to(q_QBHF.dtype), self.place.weight).unflatten(-1, (-1, self.key_width))
-        if r_LXHF.shape[1] == 1:
-            return torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF[:, 0])
-        return torch.einsum("sbhf,lbhf->bhsl", q_QBHF, r_LXHF)
+    def project_distances(self, sines_LXD: Tensor) -> Tensor:
+        """Return the scaled key of each distance, [L, 1 or B, H, F]."""
+        r_LXA = F.linear(sines_LXD, self.place.weight) * self.attend.scale
+        return r_LXA.unflatten(-1, (-1, self.key_width))
 
 
-def shift_scores(of_distances_BHSL: Tensor, keys: int) -> Tensor:
-    """Shift Transformer-XL's relative attention scores: return [B, H, S, K] from scores by distance, largest first;
-    each query's row starts one later than the next query's.
-
-    The result is a view: reading rows with a stride that is one shorter than stored shifts each row by one position.
-    """
-    length, distances = of_distances_BHSL.shape[2:]
-    flat = of_distances_BHSL.flatten(2)[:, :, length - 1 : length - 1 + length * (distances - 1)]
-    return flat.unflatten(2, (length, distances - 1))[..., :keys]
+def score_distances(q_QBHF: Tensor, r_LXHF: Tensor) -> Tensor:
+    """Return Transformer-XL's attention scores of queries and distances, [B, H, Q, L]."""
+    if r_LXHF.shape[1] == 1:
+        return torch.einsum("sbhf,lhf->bhsl", q_QBHF, r_LXHF.squeeze(1))
+    return torch.einsum("sbhf,lbhf->bhsl", q_QBHF, r_LXHF)

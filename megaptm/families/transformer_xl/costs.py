@@ -15,7 +15,7 @@ class RelativeAttentionCosts(SelfAttentionCosts):
     cache. Distances are projected to keys, and each head adds bias vectors to its queries."""
 
     scored = True
-    gathers = 1
+    score_terms = 1
     launches = 40
 
     def __init__(self, block: Block, size: Size, memory: int) -> None:

@@ -6,14 +6,13 @@ stream, with scores by segment."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from megaptm.families.transformer_xl.attention import RelativeAttention, shift_scores
+from megaptm.families.transformer_xl.attention import RelativeAttention, score_distances
 from megaptm.families.xlnet.spec import QueryInput
 from megaptm.layers.costs import LayerCosts
+from megaptm.layers.positions import mask_scores, scores_by_key
 from megaptm.layers.split import Embedding, HeadTable
 from megaptm.spec import ModelSpec
 
@@ -54,49 +53,45 @@ class TwoStreamAttention(RelativeAttention):
         content_bias_FH: Tensor | None = None,
         position_bias_FH: Tensor | None = None,
         other_segment_BQK: Tensor | None = None,
-        targets_BA: Tensor | None = None,
+        blind_B1Q1: Tensor | None = None,
+        starts_BA: Tensor | None = None,
     ) -> Tensor:
         """Return the output of two-stream attention, [Q, B, D].
 
-        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `other_segment_BQK`: whether query and key are
-        in different segments. `targets_BA`: positions of the query stream.
+        `mask`: [B or 1, 1, Q, K]. The biases are the stack's, if shared. `other_segment_BQK`: 1 if query and key are in
+        different segments, else 0. With a query stream also `blind_B1Q1`: queries that attend to no key, whose mask is
+        all True; `starts_BA`: index of the distance of the query stream's positions to the first key.
         """
         assert keys is None, "queries and keys are projected from the same hidden states"
         if content_bias_FH is None or position_bias_FH is None:
             content_bias_FH, position_bias_FH = self.content_bias.weight, self.place_bias.weight
-        length = None if targets_BA is None else mask.shape[2] - targets_BA.shape[1]
+        length = None if starts_BA is None else mask.shape[2] - starts_BA.shape[1]
         q, k, v = self.project_with_cache(x_QBD, cached_MBD, length=length)
-        of_distances = self.by_distance(q + position_bias_FH.t(), sines_LXD)
-        scores = (
-            shift_scores(of_distances, len(k))
-            if targets_BA is None
-            else _scores_at_distances(of_distances, len(k), targets_BA)
-        )
+        distances = self.project_distances(sines_LXD.to(q.dtype))
+        scores = _score_keys(q + position_bias_FH.t(), distances, len(k), starts_BA)
         if other_segment_BQK is not None:
-            scores = scores + self._by_segment(q, other_segment_BQK)
-        scores = scores * self.attend.scale
-        # The first query of an order may have no key; its softmax would be NaN.
-        blind = ~mask.any(-1, keepdim=True) if targets_BA is not None else None
-        scores = scores.masked_fill(~mask if blind is None else ~(mask | blind), -math.inf)
-        mixed_QBA = self.attend(q + content_bias_FH.t(), k, v, scores)
-        if blind is not None:
-            mixed_QBA = mixed_QBA.masked_fill(blind[:, 0].transpose(0, 1), 0.0)
+            scores = torch.addcmul(scores, other_segment_BQK[:, None], self._segment_scores(q))
+        mixed_QBA = self.attend(q + content_bias_FH.t(), k, v, mask_scores(scores, mask))
+        if blind_B1Q1 is not None:
+            mixed_QBA = mixed_QBA.masked_fill(blind_B1Q1[:, 0].transpose(0, 1), 0.0)
         return self.output(mixed_QBA)
 
-    def _by_segment(self, q_QBHF: Tensor, other_segment_BQK: Tensor) -> Tensor:
-        """Return XLNet's attention scores by segment, [B, H, Q, K]."""
-        table_2FH = self.segment_table.weight.unflatten(0, (2, self.key_width))
-        same_or_not = torch.einsum("sbhf,tfh->bhst", q_QBHF + self.segment_bias.weight.t(), table_2FH)
-        same, other = same_or_not.unsqueeze(-1).unbind(3)
-        return torch.where(other_segment_BQK[:, None], other, same)
+    def _segment_scores(self, q_QBHF: Tensor) -> Tensor:
+        """Return XLNet's scaled score of each query for keys in a different segment minus that for keys in the same
+        segment, [B, H, Q, 1]. A term that all keys of a query share does not change the attention weights."""
+        same_FH, other_FH = self.segment_table.weight.chunk(2)
+        difference_FH = (other_FH - same_FH) * self.attend.scale
+        return torch.einsum("sbhf,fh->bhs", q_QBHF + self.segment_bias.weight.t(), difference_FH)[..., None]
 
 
-def _scores_at_distances(of_distances_BHQL: Tensor, keys: int, targets_BA: Tensor) -> Tensor:
-    """Return XLNet's scores of both streams by distance, [B, H, Q, K], from scores of queries and distances."""
-    num_targets = targets_BA.shape[1]
-    of_text, of_targets = of_distances_BHQL.split([of_distances_BHQL.shape[2] - num_targets, num_targets], 2)
-    # The distance grows by one for each position that the query is earlier.
-    first_B1A1 = (of_text.shape[2] - 1 - targets_BA)[:, None, :, None]
-    rows = first_B1A1 + torch.arange(keys, device=targets_BA.device)
-    at_targets = of_targets.gather(-1, rows.expand(-1, of_targets.shape[1], -1, -1))
-    return torch.cat([shift_scores(of_text, keys), at_targets], 2)
+def _score_keys(q_QBHF: Tensor, r_LXHF: Tensor, keys: int, starts_BA: Tensor | None) -> Tensor:
+    """Return XLNet's scores of queries and keys by distance, [B, H, Q, K], of both streams if there are starts of the
+    query stream."""
+    if starts_BA is None:
+        return scores_by_key(score_distances(q_QBHF, r_LXHF), keys)
+    # One product for each stream: the gradient of the parts of one product would be joined in a copy.
+    num_targets = starts_BA.shape[1]
+    of_text, of_targets = (score_distances(q, r_LXHF) for q in q_QBHF.split([len(q_QBHF) - num_targets, num_targets]))
+    distances_B1AK = starts_BA[:, None, :, None] + torch.arange(keys, device=starts_BA.device)
+    at_targets = of_targets.gather(-1, distances_B1AK.expand(-1, of_targets.shape[1], -1, -1))
+    return torch.cat([scores_by_key(of_text, keys), at_targets], 2)

@@ -13,8 +13,8 @@ from megaptm.spec import Block, Size
 class TwoStreamAttentionCosts(RelativeAttentionCosts):
     """Costs of XLNet's relative attention with vectors of segments."""
 
-    gathers = 2
-    launches = 68
+    score_terms = 2
+    launches = 66
 
     @classmethod
     def stack_linears(  # type: ignore[override]

@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families.transformer_xl.stack import RelativeStack
 from megaptm.layers.mask import Mask
-from megaptm.layers.stack import StackInputs
+from megaptm.layers.stack import AttentionInputs, StackInputs
+from megaptm.spec import AttentionSpec
 
 
 class TwoStreamStack(RelativeStack):
@@ -21,8 +24,16 @@ class TwoStreamStack(RelativeStack):
         targets_BA = inputs.fields.get("masked_positions")
         return inputs.mask.dense if targets_BA is None else two_stream_mask(inputs.mask, targets_BA)
 
-    def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
-        return (*super().further_inputs(inputs), _in_other_segment(inputs), inputs.fields.get("masked_positions"))
+    def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
+        every, targets_BA = super().attention_inputs(x, inputs), inputs.fields.get("masked_positions")
+        own = next(iter(every.values()))
+        own = replace(own, further=(*own.further, _in_other_segment(inputs, x.dtype)))
+        if targets_BA is not None and own.mask is not None:
+            # The first query of an order may have no key; its softmax would be NaN.
+            blind = ~own.mask.any(-1, keepdim=True)
+            starts = inputs.mask.length[0] - 1 - targets_BA
+            own = AttentionInputs(own.mask | blind, own.position_state, (*own.further, blind, starts))
+        return dict.fromkeys(every, own)
 
     def cached_positions(self, length: int) -> int:
         return length // 2
@@ -47,9 +58,9 @@ def _mask_of_queries(mask: Mask, targets_BA: Tensor) -> Tensor:
     return attended & ((query == key) | (query == 0))
 
 
-def _in_other_segment(inputs: StackInputs) -> Tensor | None:
-    """Return which keys are in another segment than the query, [B, Q, K], for XLNet's scores by segment. The recurrence
-    cache is in segment 0."""
+def _in_other_segment(inputs: StackInputs, dtype: torch.dtype) -> Tensor | None:
+    """Return 1 for keys that are in another segment than the query, else 0, [B, Q, K], for XLNet's scores by segment.
+    The recurrence cache is in segment 0."""
     segments_BS, targets_BA = inputs.fields.get("segments"), inputs.fields.get("masked_positions")
     if segments_BS is None:
         return None
@@ -58,4 +69,4 @@ def _in_other_segment(inputs: StackInputs) -> Tensor | None:
         queries = torch.cat([queries, queries.gather(1, targets_BA)], 1)
     if inputs.cache is not None:
         keys = torch.cat([keys.new_zeros(len(keys), inputs.cache.length), keys], 1)
-    return queries[:, :, None] != keys[:, None, :]
+    return (queries[:, :, None] != keys[:, None, :]).to(dtype)
