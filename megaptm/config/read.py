@@ -114,6 +114,11 @@ class UncheckedConfig:
         return values
 
     @property
+    def written_phases(self) -> list[dict[str, Any]]:
+        """Return the phases as they are written: the values of the first one are also in `values`."""
+        return without_phase_layouts(_merge_layers({}, chain.from_iterable(self.levels))).get("phases", [])
+
+    @property
     def offered_devices(self) -> list[int]:
         """Return the numbers of devices for which the config has a layout."""
         return sorted(self.values.get("layouts", {}))

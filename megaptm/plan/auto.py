@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.config import Config, Layout, UncheckedConfig
 from megaptm.config.phases import steps_title
-from megaptm.config.read import phase_configs, without_phase_layouts
+from megaptm.config.read import phase_configs
 from megaptm.errors import UserError, read_integer
 from megaptm.plan.local_machine import find_local_machine
 from megaptm.plan.machine import Machine, load_machine
@@ -78,9 +78,8 @@ def _with_layouts(written: UncheckedConfig, layout: Layout, later: Sequence[Mapp
     written = written.with_override(f"layout={layout.model_dump_json()}")
     if not later:
         return written
-    phases = without_phase_layouts(written.values)["phases"]
-    for phase, keys in zip(phases[-len(later) :], later, strict=True):
-        phase.update(keys)
+    earlier, others = written.written_phases[: -len(later)], written.written_phases[-len(later) :]
+    phases = [*earlier, *({**phase, **keys} for phase, keys in zip(others, later, strict=True))]
     return written.with_override(f"phases={json.dumps(phases)}")
 
 

@@ -16,6 +16,8 @@ from megaptm.errors import UserError, nearest
 FIELD = "held_out"
 """Key of the validation losses in a checkpoint's state."""
 PREFIX = "validation/"
+MIX = ""
+"""Name of the mix among the validation sets."""
 
 
 @dataclass
@@ -23,16 +25,16 @@ class HeldOutLoss:
     """Validation losses by step. Checkpoints contain them, so that a resumed run has the same learning rate. Losses are
     compared only with those of the same data and objective: phases may have others."""
 
-    recipe: str = ""
-    """Hash of what the present losses depend on besides the weights (`data_recipe`)."""
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    """Hashes of what the present losses depend on besides the weights (`data_recipes`)."""
     last: float | None = None
     """Last validation loss of the mix."""
     rose: int | None = None
     """Number of finished steps when the validation loss rose for the first time."""
     losses: dict[str, dict[int, float]] = field(default_factory=dict)
     """Name of a loss -> number of finished steps -> validation loss."""
-    recipes: dict[int, str] = field(default_factory=dict)
-    """Number of finished steps -> recipe of the losses."""
+    recipes: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    """Number of finished steps -> hashes of the losses."""
 
     def add(self, step: int, losses: Mapping[str, float]) -> None:
         """Add the validation losses after `step` steps; `loss` is that of the mix."""
@@ -51,31 +53,34 @@ class HeldOutLoss:
         if not any(isinstance(values, dict) for values in losses.values()):  # of a version with one loss
             losses = {"loss": losses}
         self.losses = {name: _by_step(values, int | float) for name, values in losses.items()}
-        self.recipes = _by_step(state.get("recipes"), str)
-        is_same = self.recipes.get(max(self.recipes, default=0), self.recipe) == self.recipe
+        self.recipes = _by_step(state.get("recipes"), dict)
+        is_same = self.recipes.get(max(self.recipes, default=0), self.recipe).get(MIX) == self.recipe.get(MIX)
         self.last = float(last) if isinstance(last, int | float) and is_same else None
 
     def retained_steps(self, steps: Iterable[int], keep: KeepConfig) -> set[int]:
         """Return those of some steps whose checkpoints `checkpoint.keep` retains besides the newest and the tagged: the
         best of each recipe."""
-        steps = [*steps]
+        steps, metric = [*steps], keep.best.metric
         retained = {step for step in steps if keep.every is not None and step % keep.every == 0}
-        for recipe in {*self.recipes.values(), ""}:
-            retained |= {*self._sorted(steps, keep.best.metric, recipe)[: keep.best.count]}
+        for recipe in {self._recipe(step, metric) for step in steps}:
+            retained |= {*self._sorted(steps, metric, recipe)[: keep.best.count]}
         return retained
 
     def best_step(self, steps: Iterable[int], metric: str) -> int | None:
         """Return the step with the lowest value of a metric, of those with the recipe of the newest; None without
         one."""
         validated = [step for step in steps if step in self.losses.get(metric.removeprefix(PREFIX), {})]
-        recipe = self.recipes.get(max(validated, default=0), "")
+        recipe = self._recipe(max(validated, default=0), metric)
         return next(iter(self._sorted(validated, metric, recipe)), None)
 
     def _sorted(self, steps: Iterable[int], metric: str, recipe: str) -> list[int]:
         """Return the steps with a value of a metric under a recipe, the lowest value first."""
         values = self.losses.get(metric.removeprefix(PREFIX), {})
-        own = (step for step in sorted(steps) if step in values and self.recipes.get(step, "") == recipe)
+        own = (step for step in sorted(steps) if step in values and self._recipe(step, metric) == recipe)
         return sorted(own, key=lambda step: values[step])
+
+    def _recipe(self, step: int, metric: str) -> str:
+        return self.recipes.get(step, {}).get(set_of(metric), "")
 
 
 def _by_step(values: Any, kind: Any) -> dict[int, Any]:
@@ -84,17 +89,28 @@ def _by_step(values: Any, kind: Any) -> dict[int, Any]:
     return {int(step): value for step, value in items if step.isdecimal() and isinstance(value, kind)}
 
 
-def data_recipe(config: Config) -> str:
-    """Return a hash of what validation losses depend on besides the weights: samples, their length, and objective."""
+def set_of(metric: str) -> str:
+    """Return the validation set of a metric: `news` of `validation/news/loss`, MIX of `validation/loss`."""
+    return metric.removeprefix(PREFIX).rpartition("/")[0]
+
+
+def data_recipes(config: Config) -> dict[str, str]:
+    """Return for the mix and for each validation set a hash of what its losses depend on besides the weights: samples,
+    their length, and objective."""
 
     def last_parts(mix: Mapping[str, Any]) -> list[str]:  # a corpus may move
         return sorted(json.dumps([os.path.basename(path), value], default=str) for path, value in mix.items())
 
+    def digest(samples: Any) -> str:
+        recipe = [samples, config.data.sequence, config.data.document_mask, config.objective]
+        return hashlib.sha256(json.dumps(recipe, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
     data, train = config.data, config.train
-    sets = {name: [last_parts(own.mix), own.split, own.batches] for name, own in data.validation_sets.items()}
-    samples = [last_parts(data.mix), sets, train.batch * train.validate_batches]
-    recipe = json.dumps([samples, data.sequence, data.document_mask, config.objective], sort_keys=True, default=str)
-    return hashlib.sha256(recipe.encode()).hexdigest()[:16]
+    sets = {
+        name: digest([last_parts(own.mix), own.split, train.batch * (own.batches or train.validate_batches)])
+        for name, own in data.validation_sets.items()
+    }
+    return {MIX: digest([last_parts(data.mix), train.batch * train.validate_batches]), **sets}
 
 
 def refuse_unknown_metric(key: str, metric: str, config: Config, losses: Collection[str]) -> None:

@@ -47,7 +47,7 @@ from megaptm.run.compatibility import (
     refuse_other_text,
 )
 from megaptm.run.held_out import FIELD as HELD_OUT
-from megaptm.run.held_out import HeldOutLoss, data_recipe, refuse_unknown_metric
+from megaptm.run.held_out import HeldOutLoss, data_recipes, refuse_unknown_metric
 from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -102,7 +102,7 @@ class Checkpointer:
         """Layout that wrote the restored checkpoint."""
         self.has_restored = False
         """Whether there was a checkpoint to restore; the checkpoint of an imported model has step 0."""
-        self.held_out = HeldOutLoss(data_recipe(config))
+        self.held_out = HeldOutLoss(data_recipes(config))
         """Validation losses of the run, which checkpoints contain; the training loop updates them."""
         nodes = all_gather_object(rank_env.local_rank).count(0)
         self.timer = SaveTimer(config.checkpoint, nodes) if lock else None

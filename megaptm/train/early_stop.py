@@ -10,7 +10,7 @@ from typing import Any
 
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
-from megaptm.run.held_out import PREFIX, data_recipe, refuse_unknown_metric
+from megaptm.run.held_out import PREFIX, data_recipes, refuse_unknown_metric, set_of
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
@@ -72,7 +72,10 @@ def build_early_stop(config: Config, losses: Collection[str] | None = None) -> E
     if config.train.stop is not None and losses is not None:
         refuse_unknown_metric("train.stop.metric", config.train.stop.metric, config, losses)
     rates = config.optimizer.model_dump(exclude={"offload", "decay_steps"})
-    recipe = json.dumps([rates, data_recipe(config)], sort_keys=True, default=str)
+    recipes = data_recipes(config)
+    # A metric may name a set that the config does not have: its losses are absent.
+    samples = recipes.get(set_of(config.train.stop.metric)) if config.train.stop is not None else None
+    recipe = json.dumps([rates, samples], sort_keys=True, default=str)
     return EarlyStop(config.train.stop, hashlib.sha256(recipe.encode()).hexdigest()[:16])
 
 

@@ -144,7 +144,7 @@ def test_later_layout_replaces_auto():
     assert load(SMALL, [*H100, "layout={data: 8, microbatch: 4}"]).layout.microbatch == 4
 
 
-PHASES = "phases=[{until: 100}, {data.sequence: 512, train.batch: 64, layouts: {8: {tensor: 2}}}]"
+PHASES = "phases=[{until: 100, optimizer.lr: 5e-4}, {data.sequence: 512, train.batch: 64, layouts: {8: {tensor: 2}}}]"
 
 
 def phased(*overrides, previous=None):
@@ -164,6 +164,7 @@ def test_each_phase_has_the_fastest_layout_of_its_own():
     fastest = [fastest_layout(search_layouts(config, machine, 8), config, machine, 8).layout for config in alone]
     assert [phase.layout for phase in phases] == fastest
     assert phases[0].layout.microbatch != phases[1].layout.microbatch
+    assert [phase.optimizer.lr for phase in phases] == [5e-4, 5e-4], "the first entry keeps its other keys"
     lines = reason.splitlines()
     assert lines[0].startswith("steps 1 to 100: layout auto: data 8 x")
     assert lines[1].startswith("steps 101 to ")

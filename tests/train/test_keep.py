@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from megaptm.commands.checkpoint import list_checkpoints, verify
 from megaptm.config import load
 from megaptm.config.schema import KeepConfig
-from megaptm.run.held_out import HeldOutLoss
+from megaptm.run.held_out import HeldOutLoss, data_recipes
 from megaptm.track import read_metrics
 from tests.bad_input.commands import user_error
 from tests.commands import run_command
@@ -109,10 +109,10 @@ def test_run_without_checkpoints_is_named(untrained):
 
 def test_losses_of_another_recipe_are_not_compared():
     """Halved rates, kept checkpoints and `@best`: a phase on other data begins after step 20."""
-    first = HeldOutLoss("first")
+    first = HeldOutLoss({"": "first", "news": "first"})
     for step, loss in ((10, 2.0), (20, 1.0)):
         first.add(step, {"loss": loss, "news/loss": -loss})
-    second = HeldOutLoss("second")
+    second = HeldOutLoss({"": "second", "news": "second"})
     second.restore(json.loads(json.dumps(asdict(first))))
     for step, loss in ((30, 5.0), (40, 4.0)):
         second.add(step, {"loss": loss, "news/loss": -loss})
@@ -121,6 +121,21 @@ def test_losses_of_another_recipe_are_not_compared():
     retained = [second.retained_steps([10, 20, 30, 40], keep) for keep in (KeepConfig(best=1), by_set)]
     assert retained == [{20, 40}, {10, 30}]
     assert second.best_step([10, 20, 30, 40], "validation/loss") == 40
+
+
+def test_a_changed_set_leaves_the_losses_of_the_mix():
+    before = load("gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news}}"])
+    after = load(
+        "gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news, batches: 3}, web: {corpus: w}}"]
+    )
+    first = HeldOutLoss(data_recipes(before))
+    first.add(10, {"loss": 1.0, "news/loss": 1.0})
+    second = HeldOutLoss(data_recipes(after))
+    second.restore(json.loads(json.dumps(asdict(first))))
+    assert second.last == 1.0
+    second.add(20, {"loss": 2.0, "news/loss": 2.0, "web/loss": 2.0})
+    assert (second.rose, second.best_step([10, 20], "validation/loss")) == (20, 10)
+    assert second.best_step([10, 20], "validation/news/loss") == 20
 
 
 def test_unknown_metric_of_the_best_is_named(real_corpus, tmp_path):
