@@ -78,8 +78,8 @@ def _with_layouts(written: UncheckedConfig, layout: Layout, later: Sequence[Mapp
     written = written.with_override(f"layout={layout.model_dump_json()}")
     if not later:
         return written
-    earlier, others = written.written_phases[: -len(later)], written.written_phases[-len(later) :]
-    phases = [*earlier, *({**phase, **keys} for phase, keys in zip(others, later, strict=True))]
+    first_phases, later_phases = written.written_phases[: -len(later)], written.written_phases[-len(later) :]
+    phases = [*first_phases, *({**phase, **keys} for phase, keys in zip(later_phases, later, strict=True))]
     return written.with_override(f"phases={json.dumps(phases)}")
 
 
