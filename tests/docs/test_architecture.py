@@ -6,6 +6,7 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -70,9 +71,14 @@ def is_code(name: str) -> bool:
 
 
 def is_config_key(name: str) -> bool:
-    section, _, key = name.partition(".")
-    field = Config.model_fields.get(section)
-    return field is not None and key in getattr(field.annotation, "model_fields", {})
+    section: object = Config
+    for key in name.split("."):
+        sections = [section, *get_args(section)]  # an optional section is one of several types
+        fields = [own.model_fields[key] for own in sections if key in getattr(own, "model_fields", {})]
+        if not fields:
+            return False
+        section = fields[0].annotation
+    return True
 
 
 @cache
