@@ -259,8 +259,8 @@ class TrainConfig(Section):
     loss_scale: LossScaleConfig | None = None
     """Dynamic loss scale of precision fp16. Default: the default of each of its keys."""
     spikes: SpikeConfig = SpikeConfig()
-    stragglers: StragglerConfig | None = StragglerConfig()
-    """Warning of slow ranks in a run of several processes. null: ranks are not measured."""
+    stragglers: StragglerConfig | None = None
+    """Warning of slow ranks in a run of several processes. Default: ranks are not measured."""
     stop: StopConfig | None = None
     """Early stopping by a validation loss. Default: the run has train.steps steps."""
     deterministic: bool = False

@@ -54,7 +54,8 @@ class StepClock:
 
     def read_work_seconds(self) -> float:
         """Return the seconds of the step outside of collectives; NaN if the GPU has not finished the step."""
-        if isinstance(self._end, torch.cuda.Event) and not self._end.query():
+        marks = [self._end, *(end for _, end in self._waits)]
+        if not all(mark.query() for mark in marks if isinstance(mark, torch.cuda.Event)):
             return math.nan
         return _seconds(self._start, self._end) - sum(_seconds(*wait) for wait in self._waits)
 

@@ -58,7 +58,7 @@ STEP_PHASES = ("data", "step", "between")
 # Frames in which a rank waits for other ranks.
 WAITING = re.compile(
     r"torch/distributed/|megatron/core/(pipeline_parallel|distributed|tensor_parallel/mappings)"
-    r"|megaptm/parallel/collectives\.py"
+    r"|megaptm/parallel/(collectives|waits)\.py"
 )
 WAITING_FRAMES = 4
 STOPPED_STATE = "state T, by SIGSTOP or a debugger"

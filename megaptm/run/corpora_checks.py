@@ -55,7 +55,8 @@ def positioned_phases(config: Config) -> Iterator[Config]:
 def _check_phase(config: Config) -> Tokenizer:
     if config.optimizer.is_own:
         load_own_rule(config.optimizer.name)
-    learning_rate_at(config, config.train.phase_start)  # which imports a schedule of the user
+    for step in (config.train.phase_start, config.train.steps - 1):
+        learning_rate_at(config, step)  # after the warm-up it imports a schedule of the user
     corpora = RunCorpora(config)
     for hook in run_hooks(config):
         hook.check(config, corpora.tokenizer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median_low
@@ -61,7 +61,8 @@ class Stragglers:
         self._sent: tuple[int, Tensor, dist.Work | None] | None = None
         self._slow_ranks: SlowRanks | None = None
         if self._is_enabled:
-            by_rank = all_gather_object((socket.gethostname(), ranks.pipeline))
+            # Of the tensor ranks only the first one waits for data.
+            by_rank = all_gather_object((socket.gethostname(), (ranks.pipeline, ranks.tensor == 0)))
             self._slow_ranks = SlowRanks(config, *zip(*by_rank, strict=True)) if config and not ranks.world else None
 
     @contextmanager
@@ -107,22 +108,22 @@ class Stragglers:
 class SlowRanks:
     """Counts, for each rank, of measurements in a row in which it was slow."""
 
-    def __init__(self, config: StragglerConfig, hosts: Sequence[str], stages: Sequence[int]) -> None:
-        """`hosts`, `stages`: host and pipeline stage of each rank. Stages differ in their work, so ranks of one are
-        compared."""
-        self._config, self._hosts, self._stages = config, hosts, stages
-        self._counts = [0] * len(stages)
+    def __init__(self, config: StragglerConfig, hosts: Sequence[str], kinds: Sequence[Hashable]) -> None:
+        """`hosts`, `kinds`: host and kind of work of each rank. Ranks of one kind are compared: pipeline stages differ
+        in their work, and tensor ranks in that they read data."""
+        self._config, self._hosts, self._kinds = config, hosts, kinds
+        self._counts = [0] * len(kinds)
 
     def add(self, step: int, seconds: Sequence[float], data: Sequence[float]) -> tuple[StragglerEvent | None, str]:
         """Count a measurement, the seconds of each rank's own work and its wait for data. Return an event and a warning
         if ranks have now been slow often enough."""
-        of_stage: dict[int, list[float]] = {}
-        for stage, own in zip(self._stages, seconds, strict=True):
-            of_stage.setdefault(stage, []).append(own)
-        medians = {stage: median_low(all_own) for stage, all_own in of_stage.items()}  # of two, the faster one
+        of_kind: dict[Hashable, list[float]] = {}
+        for kind, own in zip(self._kinds, seconds, strict=True):
+            of_kind.setdefault(kind, []).append(own)
+        medians = {kind: median_low(all_own) for kind, all_own in of_kind.items()}  # of two, the faster one
         slow = []
-        for rank, (stage, own) in enumerate(zip(self._stages, seconds, strict=True)):
-            is_slow = own > max(self._config.factor * medians[stage], medians[stage] + MIN_SECONDS)
+        for rank, (kind, own) in enumerate(zip(self._kinds, seconds, strict=True)):
+            is_slow = own > max(self._config.factor * medians[kind], medians[kind] + MIN_SECONDS)
             self._counts[rank] = self._counts[rank] + 1 if is_slow else 0
             if self._counts[rank] == self._config.intervals:
                 slow.append(rank)
@@ -138,7 +139,7 @@ class SlowRanks:
             hosts=[*by_host],
             seconds=round(seconds[slowest], 4),
             data_seconds=round(data[slowest], 4),
-            median_seconds=round(medians[self._stages[slowest]], 4),
+            median_seconds=round(medians[self._kinds[slowest]], 4),
         )
         named = " and ".join(f"rank {format_ranks(ranks)} on {host}" for host, ranks in by_host.items())
         return event, (

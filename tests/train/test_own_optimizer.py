@@ -87,6 +87,7 @@ def test_example_of_the_docs_trains_and_continues_on_another_layout(code, real_c
         ),
         (["optimizer.name=wrong_rules:Absent"], "optimizer.name: module `wrong_rules` has no class `Absent`"),
         (["optimizer.decay=wrong_rules:negative"], "optimizer.decay (wrong_rules:negative) returns -1.0 at step"),
+        (["optimizer.decay=wrong_rules:absent", "optimizer.warmup_steps=2"], "has no function `absent`"),
         (["optimizer.decay=cosin"], "not 'cosin'; did you mean cosine?"),
         (["optimizer.name=adamw"], "optimizer.options is not used by optimizer.name adamw; remove it"),
     ],

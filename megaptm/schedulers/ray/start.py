@@ -30,7 +30,7 @@ PAUSE_SECONDS = 2.0
 ATTEMPT_SECONDS = 45.0
 """Minimum seconds of an attempt to start Ray, even if the limit is shorter. Ray gives up after 30, but tries to reach
 the head of a cluster for a quarter of an hour."""
-PORT = re.compile(r"--(?:[a-z-]+-)?port=(\d+)")
+PORT = re.compile(r"--(?!min-worker|max-worker)(?:[a-z-]+-)?port=(\d+)")
 STARTED = b"Ray runtime started"
 PRIORITY = {"RAY_worker_niceness": "0"}
 """Environment with which workers have the normal priority. By default they have the lowest, so that other programs of
@@ -110,8 +110,8 @@ def _taken_port(options: list[str]) -> str | None:
     for port in (int(match[1]) for option in options if (match := PORT.fullmatch(option))):
         try:
             socket.create_server(("", port)).close()
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
+        except (OSError, OverflowError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 return f"port {port} is in use"
     return None
 
