@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from megaptm.layers import kernels, layer
+from megaptm.layers import kernels, stack
 from megaptm.layers.kernel_choice import ComputeDevice
 from megaptm.parallel import document_offsets
 
@@ -137,9 +137,9 @@ def flash_on_cpu() -> Iterator[Flash]:
     as_bf16 = dict.fromkeys((torch.float32, torch.float64, torch.bfloat16), "bf16")
     try:
         with (
-            patch.object(layer, "describe_device", lambda device: GPU),
+            patch.object(stack, "describe_device", lambda device: GPU),
             patch.object(document_offsets, "describe_device", lambda device: GPU),
-            patch.object(layer, "PRECISIONS", as_bf16),
+            patch.object(stack, "PRECISIONS", as_bf16),
             patch.object(kernels, "PRECISIONS", as_bf16),
         ):
             yield calls
