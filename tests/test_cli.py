@@ -121,7 +121,8 @@ def test_bash_completion():
         ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
     )
     assert (done.stdout, done.stderr) == (
-        "--rows evaluate train.steps= train.stop= train.stop_at= train.stop.metric= train.stop.patience= "
+        "--rows evaluate train.steps= train.stragglers= train.stop= train.stop_at= train.stragglers.factor= "
+        "train.stragglers.intervals= train.stop.metric= train.stop.patience= "
         "train.stop.min_delta= gpt3 gpt3-banded h100-80g\n",
         "",
     )

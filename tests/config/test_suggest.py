@@ -25,7 +25,8 @@ def config_keys() -> set[str]:
 
 def test_equivalent_names_exist() -> None:
     options = {name for task in TASKS.values() for name in getattr(task, "__dataclass_fields__", ())}
-    values = {value for kind in OptimizerConfig.model_fields.values() for value in get_args(kind.annotation)}
+    kinds = [kind.annotation for kind in OptimizerConfig.model_fields.values()]
+    values = {value for kind in kinds for part in (kind, *get_args(kind)) for value in get_args(part)}
     words = {words[-1] for words, _ in all_commands(main)} | {
         form.removeprefix("--")
         for _, command in all_commands(main)

@@ -205,7 +205,7 @@ def test_initialized_mask_decoder_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end_id", "message"),
     [
-        (7, r"text_config.eos_token_id is 7, but the tokenizer in .* ends texts with id 299, so that transformers"),
+        (7, r"text_config.eos_token_id is 7, but the tokenizer in .* ends texts with id 299, so transformers"),
         (2, None),
         (299, None),
     ],
