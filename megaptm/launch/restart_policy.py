@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from megaptm.resilience.events import (
+    START_KINDS,
     HangEvent,
     LaunchEvent,
     NodeLostEvent,
@@ -76,13 +77,43 @@ class RestartPolicy:
         return f"Starting all ranks again{when} from {step}{left}."
 
 
-def sick_nodes(run: Path) -> list[str]:
-    """Return the nodes that were lost, or where ranks crashed or hung, at least twice since the command that started
-    the run."""
-    faults: Counter[str] = Counter()
-    for event in reversed(read_events(run)):
+@dataclass
+class SickNodes:
+    """Nodes that are not used by the next starts of a run, because they failed repeatedly."""
+
+    run: Path
+    excluded: list[str] = field(default_factory=list)
+    """Addresses of the excluded nodes."""
+    released: dict[str, int] = field(default_factory=dict)
+    """Number of faults that a node had when it was released."""
+
+    def exclude(self) -> list[str]:
+        """Exclude the nodes with at least `MAX_FAULTS` faults, released ones only after a new fault; return the newly
+        excluded ones."""
+        new = [
+            node
+            for node, number in sorted(node_faults(self.run).items())
+            if number >= max(MAX_FAULTS, self.released.get(node, 0) + 1) and node not in self.excluded
+        ]
+        self.excluded += new
+        return new
+
+    def release(self) -> list[str]:
+        """Release the excluded nodes, because the others are too few; return them."""
+        nodes, self.excluded = self.excluded, []
+        faults = node_faults(self.run)
+        self.released |= {node: faults[node] for node in nodes}
+        return nodes
+
+
+def node_faults(run: Path) -> Counter[str]:
+    """Return for each node the number of starts in which it was lost, or ranks on it crashed or hung. Starts before the
+    command that started the run do not count."""
+    start, faults = 0, set[tuple[int, str]]()
+    for event in read_events(run):
+        start += event["kind"] in START_KINDS
         if event["kind"] == LaunchEvent.kind:
-            break
-        if event["kind"] in (HangEvent.kind, NodeLostEvent.kind, WorkerLostEvent.kind) and event.get("node"):
-            faults[event["node"]] += 1
-    return sorted(node for node, number in faults.items() if number >= MAX_FAULTS)
+            faults.clear()
+        elif event["kind"] in (HangEvent.kind, NodeLostEvent.kind, WorkerLostEvent.kind) and event.get("node"):
+            faults.add((start, event["node"]))
+    return Counter(node for _, node in faults)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
 
@@ -267,7 +268,7 @@ class WorkerLostEvent(Event, kind="worker-lost"):
     code: int
     problem: str
     node: str | None = None
-    """Node of the process, if its launcher knows it."""
+    """Node on which the process failed, if its launcher knows it."""
 
 
 class HangEvent(Event, kind="hang"):
@@ -415,11 +416,12 @@ def seconds_since_launch(run: Path) -> float | None:
 
 
 def failures_since_saved(run: Path) -> int:
-    """Return the number of failures of a run's processes since its last checkpoint, or since the command that started
-    it."""
+    """Return the number of starts of a run that failed since its last checkpoint, or since the command that started it.
+    Several processes that are lost in one start are one failure."""
     ends = (LaunchEvent.kind, CheckpointEvent.kind)
-    kinds = [event["kind"] for event in read_events(run) if event["kind"] in (*ends, WorkerLostEvent.kind)]
-    return next((index for index, kind in enumerate(reversed(kinds)) if kind in ends), len(kinds))
+    known = (*ends, RestartEvent.kind, WorkerLostEvent.kind)
+    kinds = [kind for kind, _ in groupby(event["kind"] for event in read_events(run) if event["kind"] in known)]
+    return [*takewhile(lambda kind: kind not in ends, reversed(kinds))].count(WorkerLostEvent.kind)
 
 
 def has_rolled_back(run: Path) -> bool:

@@ -2,18 +2,20 @@
 
 import pytest
 
-from megaptm.launch.restart_policy import RestartPolicy, sick_nodes
+from megaptm.launch.restart_policy import RestartPolicy, SickNodes, node_faults
 from megaptm.resilience.events import (
     CheckpointEvent,
     Events,
     HangEvent,
     LaunchEvent,
     NodeLostEvent,
+    RestartEvent,
     WorkerLostEvent,
 )
 
 HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="")
 LOST = WorkerLostEvent(rank=1, code=-9, problem="")
+RESTART = RestartEvent(start=2)
 SAVED = CheckpointEvent(step=4, seconds=1.0, bytes=1)
 
 
@@ -50,8 +52,9 @@ def test_third_failure_without_checkpoint_ends_the_run(tmp_path):
             events.write(event)
             assert policy.may_restart("failed")
             pauses.append(policy.pause)
-        events.write(LOST)
-        events.write(LOST)
+            events.write(RESTART)
+        for event in (LOST, RESTART, LOST):
+            events.write(event)
     assert pauses == [0.0, 10.0, 0.0, 0.0]
     assert not policy.may_restart("failed")
 
@@ -65,15 +68,54 @@ def test_lost_nodes_do_not_count_as_retries(tmp_path):
     assert policy.may_restart("node-lost")
 
 
-def test_node_with_two_faults_is_sick(tmp_path):
+def test_processes_lost_in_one_start_are_one_failure(tmp_path):
+    policy = RestartPolicy(tmp_path)
     with Events(tmp_path) as events:
-        events.write(WorkerLostEvent(rank=0, code=-9, problem="", node="b"))
+        for event in (LOST, LOST, LOST):
+            events.write(event)
+        assert policy.may_restart("failed")
+        assert policy.pause == 0
+        for event in (RESTART, LOST, LOST):
+            events.write(event)
+        assert policy.may_restart("failed")
+        for event in (RESTART, LOST):
+            events.write(event)
+    assert not policy.may_restart("failed")
+
+
+def lost_on(node):
+    return WorkerLostEvent(rank=0, code=-9, problem="", node=node)
+
+
+def test_node_is_excluded_after_two_failed_starts(tmp_path):
+    sick = SickNodes(tmp_path)
+    with Events(tmp_path) as events:
+        events.write(lost_on("b"))
         events.write(LaunchEvent(command=(), version="", host="a", pid=1))  # a new job: nodes may be repaired
-        events.write(WorkerLostEvent(rank=0, code=-9, problem="", node="b"))
+        events.write(lost_on("b"))
+        events.write(lost_on("b"))
         events.write(HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="", node="c"))
         events.write(LOST)
+        events.write(RESTART)
         events.write(LOST)
-        assert sick_nodes(tmp_path) == []
+        assert node_faults(tmp_path) == {"b": 1, "c": 1}
+        assert sick.exclude() == []
         events.write(SAVED)
         events.write(NodeLostEvent(node="c", ranks=[1]))
-    assert sick_nodes(tmp_path) == ["c"]
+    assert sick.exclude() == ["c"]
+    assert sick.exclude() == []
+    assert sick.excluded == ["c"]
+
+
+def test_released_node_is_excluded_only_after_a_new_fault(tmp_path):
+    sick = SickNodes(tmp_path)
+    with Events(tmp_path) as events:
+        for event in (lost_on("b"), RESTART, lost_on("b")):
+            events.write(event)
+        assert sick.exclude() == sick.release() == ["b"]
+        for event in (RESTART, lost_on("c")):
+            events.write(event)
+        assert sick.exclude() == sick.excluded == []
+        for event in (RESTART, lost_on("b")):
+            events.write(event)
+    assert sick.exclude() == ["b"]

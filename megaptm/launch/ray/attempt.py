@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from megaptm.errors import UserError
+from megaptm.errors import EXIT_FAILURE, UserError
 from megaptm.launch.ray.node_agent import AgentReport, NodeAgent
 from megaptm.launch.ray.placement import RankAssignment
+from megaptm.resilience.events import Event, NodeLostEvent, WorkerLostEvent
 from megaptm.resilience.failures import ProcessExit, failed_exits
 from megaptm.resilience.heartbeat import VARIABLE
 from megaptm.resilience.watchdog import Hang, Watchdog
@@ -61,6 +63,16 @@ class AttemptOutcome:
     @property
     def failed(self) -> bool:
         return bool(self.hang or self.lost or self.broken or self.late or failed_exits(self.ends))
+
+    def loss_events(self, *, stopping: bool) -> Iterator[Event]:
+        """Yield the events of lost nodes and, unless the run is stopping, of killed and late agents."""
+        for each in self.lost:
+            yield NodeLostEvent(node=each.node.address, ranks=list(each.ranks))
+        failure = partial(WorkerLostEvent, code=EXIT_FAILURE)
+        for each in self.broken if not stopping else ():
+            yield failure(rank=each.ranks[0], problem="its agent was killed", node=each.node.address)
+        for each in self.late if not stopping else ():  # no fault of the node, so the event has none
+            yield failure(rank=each.ranks[0], problem=f"its agent on {each.node.address} was not ready")
 
 
 class RunAttempt:

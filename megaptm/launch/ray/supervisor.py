@@ -18,7 +18,7 @@ from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError
 from megaptm.launch.ray.attempt import POLL_SECONDS, READY_SECONDS, AttemptOutcome, RunAttempt
 from megaptm.launch.ray.placement import assign_ranks, count_ranks, not_enough_devices_error, without_excluded
 from megaptm.launch.ray.reservation import Reservation, reserve_devices
-from megaptm.launch.restart_policy import Ending, RestartPolicy, sick_nodes
+from megaptm.launch.restart_policy import Ending, RestartPolicy, SickNodes
 from megaptm.launch.worker_group import forward_signals
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import Machine
@@ -26,14 +26,7 @@ from megaptm.plugins import ALLOW_CODE
 from megaptm.python_path import named_folders
 from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import (
-    Events,
-    NodeExcludedEvent,
-    NodeLostEvent,
-    RestartEvent,
-    WorkerLostEvent,
-    has_rolled_back,
-)
+from megaptm.resilience.events import Events, NodeExcludedEvent, RestartEvent, has_rolled_back
 from megaptm.resilience.failures import (
     failed_exits,
     report_exits,
@@ -89,8 +82,7 @@ class Supervisor:
         self._attempt = Attempt.from_environment() or Attempt(secrets.token_hex(4), 0, 0)
         self._stop_signals: list[int] = []
         """Signals that requested a stop."""
-        self._excluded: list[str] = []
-        """Addresses of nodes that are not used any more."""
+        self._sick = SickNodes(self._run)
         self._nodes: dict[int, str] = {}
         """Address of the node of each rank."""
         self._lock, self._is_locked = ExitStack(), False
@@ -119,7 +111,7 @@ class Supervisor:
             if self._stop_signals:
                 return report_stop(self._stop_signals[0], run=self._run)
             self._exclude_nodes()
-            reservation = self._reserve_again()
+            reservation = self._reserve_again(max(self._wait_again, BUSY_SECONDS))
         return EXIT_CONTINUE
 
     def _reserve_first(self) -> Reservation | None:
@@ -133,24 +125,23 @@ class Supervisor:
             raise not_enough_devices_error(alive_nodes()[1], self._config.layout, kind)
         return reservation
 
-    def _reserve_again(self) -> Reservation | None:
-        """Reserve devices for the full layout if they become available in time, else for a smaller one; on excluded
-        nodes only if there are not enough others."""
-        seconds = max(self._wait_again, BUSY_SECONDS)  # devices of the last start become free in a moment
-        reserve = partial(reserve_devices, should_stop=lambda: self._stop_signals, excluded=self._excluded)
+    def _reserve_again(self, seconds: float) -> Reservation | None:
+        """Reserve devices for the full layout if they become available within `seconds`, else for a smaller one; on
+        excluded nodes only if there are not enough others."""
+        excluded = self._sick.excluded
+        reserve = partial(reserve_devices, should_stop=lambda: self._stop_signals, excluded=excluded)
         if reservation := reserve(self._config.layout, seconds=seconds):
             return reservation
         if self._stop_signals:
             return None
-        nodes = without_excluded(alive_nodes()[1], self._excluded)
+        nodes = without_excluded(alive_nodes()[1], excluded)
         layout = elastic_layout(
             self._config, lambda tensor: count_ranks([node.free for node in nodes], tensor), self._machine
         )
         reservation = reserve(layout, seconds=BUSY_SECONDS) if layout else None
-        if reservation is None and self._excluded:
-            print(f"The other nodes are too few: {', '.join(self._excluded)} may be used again.", file=sys.stderr)
-            self._excluded = []
-            return self._reserve_again()
+        if reservation is None and excluded:
+            print(f"The other nodes are too few: {', '.join(self._sick.release())} may be used again.", file=sys.stderr)
+            return self._reserve_again(BUSY_SECONDS)
         if reservation is None:
             free = ", ".join(f"{node.free} on {node.address}" for node in nodes) or "nothing"
             print(
@@ -227,13 +218,10 @@ class Supervisor:
             may_pass = code == EXIT_FAILURE and root_cause(failed_exits(outcome.ends)).is_fault_of_machine
             return None if may_pass and self._may_restart("failed") else code
         with Events(self._run) as events:
-            for assignment in outcome.lost:
-                events.write(NodeLostEvent(node=assignment.node.address, ranks=list(assignment.ranks)))
-                print(f"Lost node {assignment.node.address}, with {assignment}.", file=sys.stderr, flush=True)
-            for assignment in [*outcome.broken, *outcome.late] if not self._stop_signals else ():
-                problem = "its agent was killed" if assignment in outcome.broken else "its agent was not ready"
-                rank, node = assignment.ranks[0], assignment.node.address
-                events.write(WorkerLostEvent(rank=rank, code=EXIT_FAILURE, problem=problem, node=node))
+            for loss in outcome.loss_events(stopping=bool(self._stop_signals)):
+                events.write(loss)
+        for assignment in outcome.lost:
+            print(f"Lost node {assignment.node.address}, with {assignment}.", file=sys.stderr, flush=True)
         for assignment in outcome.broken:
             print(
                 f"The agent of {assignment} was killed; unless a user killed it, its node ran out of memory.",
@@ -264,13 +252,12 @@ class Supervisor:
 
     def _exclude_nodes(self) -> None:
         """Exclude nodes that fail repeatedly from the next starts."""
-        new = [node for node in sick_nodes(self._run) if node not in self._excluded]
         with Events(self._run) as events:
-            for node in new:
+            for node in self._sick.exclude():
                 print(
-                    f"Node {node} was lost, or ranks on it crashed or hung, at least twice: it is not used again.",
+                    f"Node {node} was lost, or ranks on it crashed or hung, at least twice: it is used again only if "
+                    "the others are too few.",
                     file=sys.stderr,
                     flush=True,
                 )
                 events.write(NodeExcludedEvent(node=node))
-        self._excluded += new
