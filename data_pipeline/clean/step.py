@@ -40,8 +40,10 @@ class CleaningStep(Protocol):
 def step_input_files(step: CleaningStep) -> tuple[str, ...]:
     """Return the files that the result of a cleaning step depends on: its `input_files`, and the source file of a
     user's step."""
-    inputs: tuple[str, ...] = getattr(step, "input_files", tuple)()
     module = type(step).__module__
+    if callable(getattr(step, "inputs", None)) and not hasattr(step, "input_files"):
+        raise UserError(f"step {module}:{type(step).__name__} has a method `inputs`: rename it to `input_files`.")
+    inputs: tuple[str, ...] = getattr(step, "input_files", tuple)()
     file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
     return inputs if file is None else (*inputs, file)
 

@@ -112,12 +112,15 @@ class CorpusGroups:
         grouping = self.grouping
         groups = self.of(part)[retained]
         reasons = {
-            f"no {grouping.note}": NO_SCORE,
-            f"no {grouping.domain}": NO_DOMAIN,
-            f"{grouping.note} below {grouping.quality[0]:g}" if grouping.quality else "": BELOW,
-            "not sampled (groups.shares)": NOT_SAMPLED,
+            NO_SCORE: f"no {grouping.note}",
+            NO_DOMAIN: f"no {grouping.domain}",
+            BELOW: f"{grouping.note} below {grouping.quality[0]:g}" if grouping.quality else "",
+            NOT_SAMPLED: "not sampled (groups.shares)",
         }
-        return Counter({reason: count for reason, code in reasons.items() if (count := int((groups == code).sum()))})
+        counts: Counter[str] = Counter()
+        for code, reason in reasons.items():  # two codes have one reason if `note` is `domain`
+            counts[reason] += int((groups == code).sum())
+        return +counts
 
     def rows_by_group(self, selection: Selection, split: str) -> Iterator[tuple[int, list[DocumentRows]]]:
         """Yield the documents of each group of a split, part by part. Memory: 8 bytes per document."""

@@ -17,7 +17,7 @@ from data_pipeline.sources.listing import FoundFile, Listing
 from data_pipeline.sources.local import list_folder, list_path
 from data_pipeline.sources.overrides import apply_overrides, refuse_unmatched
 from data_pipeline.sources.remote import list_url
-from data_pipeline.sources.shard_lists import find_unlisted
+from data_pipeline.sources.shard_lists import check_shard_lists
 from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
 from megaptm.storage import is_remote
@@ -60,16 +60,18 @@ REASON_MESSAGES = {
     "unfinished build": "is the folder of an unfinished build",
     "folder already read": "is a link to a folder that is already read under another name",
     "unlisted shard": "is not in state.json or index.json of its folder, or is there uncompressed, too",
+    "missing shard": "is in state.json or index.json of its folder, but does not exist: complete the copy",
+    "unreadable list": "cannot be read, so that all shards beside it are read: make it readable",
     "not a file": "is a pipe, a socket or a device: write its content to a file",
 }
 
 
 def _files_of(source: Source, skipped: DropCounts) -> list[InputFile]:
     listing = _list_source(source)
-    if listing.kind == "folder" and (unlisted := find_unlisted(listing.files)):
-        remaining = [file for file in listing.files if file.name not in unlisted]
-        skipped_shards = [("unlisted shard", name) for name in unlisted]
-        listing = replace(listing, files=remaining, skipped=[*listing.skipped, *skipped_shards])
+    if listing.kind == "folder" and (entries := check_shard_lists(listing.files)):
+        skipped_names = {name for _, name in entries}
+        remaining = [file for file in listing.files if file.name not in skipped_names]
+        listing = replace(listing, files=remaining, skipped=[*listing.skipped, *entries])
     find_inputs = FORMATS[source.format].find_files if source.format else None
     if find_inputs is None:
         find_inputs = _aligned_files if source.aligned else _unpaired_files

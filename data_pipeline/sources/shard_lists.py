@@ -6,13 +6,14 @@ A dataset that is saved again with fewer shards leaves the others of the earlier
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.listing import FoundFile
-from megaptm.storage import read_file
+from megaptm.storage import is_remote, read_file
 
 MAX_BYTES = 64 << 20
 """Maximum bytes of a list of shards; a larger file is not one."""
@@ -20,34 +21,44 @@ SUFFIXES = {"state.json": ".arrow", "index.json": ".mds"}
 """Name of a list -> suffix of the shards that it lists."""
 
 
-def find_unlisted(files: list[FoundFile]) -> set[str]:
-    """Return the names of the shards in the listed folder that the list beside them does not name. A shard that is
-    there compressed and uncompressed is read once."""
-    names = [file.name for file in files]
-    unlisted: set[str] = set()
+def check_shard_lists(files: list[FoundFile]) -> list[tuple[str, str]]:
+    """Return skipped entries of a listed folder, as (reason, name): shards that the list beside them does not name,
+    listed shards that do not exist, and unreadable lists. A shard that is there compressed and uncompressed is read
+    once."""
+    names_by_folder: dict[str, list[str]] = {}
     for file in files:
-        path = PurePosixPath(file.name)
-        if path.name not in SUFFIXES or file.size > MAX_BYTES:
+        names_by_folder.setdefault(posixpath.dirname(file.name), []).append(file.name)
+    names = {file.name for file in files}
+    skipped: list[tuple[str, str]] = []
+    for file in files:
+        folder, list_name = posixpath.split(file.name)
+        if list_name not in SUFFIXES or file.size > MAX_BYTES:
             continue
-        if not (shards := {name for name in names if _is_shard(name, path)}):
+        shards = {name for name in names_by_folder[folder] if without_compression(name).endswith(SUFFIXES[list_name])}
+        if not shards:
             continue
-        alternatives = [[str(path.parent / name) for name in options] for options in _listed_shards(file.path)]
+        try:
+            options_by_shard = _listed_shards(file.path)
+        except OSError:
+            skipped.append(("unreadable list", file.name))
+            continue
+        alternatives = [[str(PurePosixPath(folder, name)) for name in options] for options in options_by_shard]
         listed = {next((name for name in options if name in shards), "") for options in alternatives} - {""}
         if listed:  # else the shards were renamed
-            unlisted |= shards - listed
-    return unlisted
-
-
-def _is_shard(name: str, list_path: PurePosixPath) -> bool:
-    return PurePosixPath(name).parent == list_path.parent and without_compression(name).endswith(
-        SUFFIXES[list_path.name]
-    )
+            skipped += [("unlisted shard", name) for name in shards - listed]
+            skipped += [
+                ("missing shard", options[0]) for options in alternatives if options and names.isdisjoint(options)
+            ]
+    return skipped
 
 
 def _listed_shards(path: str) -> list[list[str]]:
-    """Return for each shard of a list its possible names, in order of preference; no shards if the file is no list."""
+    """Return for each shard of a list its possible names, in order of preference; no shards if the file is no list.
+
+    Raises `OSError` if a local list cannot be read."""
+    content = read_file(path) if is_remote(path) else Path(path).read_bytes()
     try:
-        return [*_names(json.loads(read_file(path)))]
+        return [*_names(json.loads(content))]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 

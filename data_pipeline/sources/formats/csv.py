@@ -59,19 +59,24 @@ def _read_rows(span: Span, encoding: Encoding, handler: UnreadableHandler) -> It
         lines.first, lines.size, lines.count = None, 0, 0
         try:
             row = next(rows, None)
-        except UnreadableRecord as error:
-            handler.handle_line(lines.first or 0, error)
-        except csv.Error as error:
-            lost = f"; lines lost after it: {lines.count - 1:,}" if lines.count > 1 else ""
-            problem, remedy = f"starts invalid CSV ({error}){lost}", "correct it"
-            if span.file.source.quotes:
-                remedy += ", or set `quotes: false` if quotation marks are part of the text"
-            handler.handle_line(lines.first or 0, UnreadableRecord("not CSV", problem, remedy))
+        except (UnreadableRecord, csv.Error) as error:
+            handler.handle_line(lines.first or 0, _row_error(error, lines))
         else:
             if row is None:
                 return
             if row:
                 yield lines.first or 0, row
+
+
+def _row_error(error: UnreadableRecord | csv.Error, lines: _LineIterator) -> UnreadableRecord:
+    """Return the error of a row, with the number of lines that an unclosed quotation mark hides."""
+    if isinstance(error, csv.Error):
+        error = UnreadableRecord("not CSV", f"starts invalid CSV ({error})", "correct it")
+    elif lines.count < 2:
+        return error
+    lost = f"; lines lost after it: {lines.count - 1:,}" if lines.count > 1 else ""
+    quotes = ", or set `quotes: false` if quotation marks are part of the text" if lines.source.quotes else ""
+    return UnreadableRecord(error.reason, error.problem + lost, error.remedy + quotes)
 
 
 class _LineIterator:

@@ -7,10 +7,13 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from data_pipeline.corpus.build import build_corpus
+from data_pipeline.corpus.groups import NO_DOMAIN, NO_SCORE, CorpusGroups
 from data_pipeline.corpus.workers import InProcess
+from data_pipeline.deduplicate.tables import save
 from data_pipeline.grouping import Grouping
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.sources import Source
@@ -149,6 +152,12 @@ def test_documents_without_score_or_domain_are_counted(raw, tmp_path):
     recipe = replace(recipe, sources=(*recipe.sources, Source(str(bare), keep=("score",))))
     report = build_corpus(recipe, tmp_path / "corpus", workers=0)
     assert report.dropped == {"no score": 3, "no domain": 1}
+
+
+def test_drops_are_added_up_if_score_and_domain_are_one_note(tmp_path):
+    save(table := str(tmp_path / "a.npy"), np.array([NO_SCORE, NO_DOMAIN, NO_DOMAIN, 0], dtype=np.int32))
+    groups = CorpusGroups(Grouping(quality=(0.0, 1.0), domain="quality"), [], ["a"], [(table, ["a"])])
+    assert groups.count_dropped(0, np.ones(4, dtype=bool)) == {"no quality": 3}
 
 
 def test_too_many_domains_are_rejected(raw, tmp_path, monkeypatch):

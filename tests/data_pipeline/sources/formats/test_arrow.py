@@ -46,6 +46,23 @@ def test_shards_of_an_earlier_save_are_skipped(content, shards, tmp_path):
     assert files[0].name == "wiki/data-00000-of-00001.arrow"
 
 
+def test_missing_shards_and_unreadable_lists_are_counted(tmp_path):
+    """An interrupted copy, and a list that is a broken link."""
+    stream(tmp_path / "wiki/part/data-00000-of-00001.arrow")
+    content = '{"_data_files": [{"filename": "data-00000-of-00001.arrow"}, {"filename": "data-00001.arrow"}]}'
+    written(tmp_path / "wiki/part/state.json", content)
+    stream(tmp_path / "wiki/rest/data-00000-of-00001.arrow")
+    (tmp_path / "wiki/rest/state.json").symlink_to("nothing")
+    skipped = DropCounts()
+    assert len(find_files([str(tmp_path / "wiki")], skipped)) == 2
+    names = {reason: [name for name, _ in examples] for reason, examples in skipped.examples.items()}
+    assert names == {
+        "missing shard": ["wiki/part/data-00001.arrow"],
+        "unknown format": ["wiki/part/state.json"],
+        "unreadable list": ["wiki/rest/state.json"],
+    }
+
+
 @pytest.mark.parametrize("compression", ["uncompressed", "lz4"])
 def test_arrow_files_with_footer(compression, tmp_path):
     feather.write_feather(TABLE, tmp_path / "a.feather", compression=compression, chunksize=60)

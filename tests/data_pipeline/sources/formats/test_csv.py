@@ -76,6 +76,15 @@ def test_unclosed_quote_is_dropped(tmp_path):
     )
 
 
+def test_unclosed_quote_of_a_large_file_names_the_lost_lines(tmp_path):
+    result = reading(written(tmp_path / "a.csv", 'text\none\n"two\n' + "three\n" * 4 + "four\n"), max_bytes=20)
+    assert (result.texts, result.counts) == (["one", "four"], {"line too long": 1})
+    assert result.dropped.messages["line too long"] == (
+        "is longer than 20 bytes; lines lost after it: 4: split it, or raise `max_bytes` of its source, or set "
+        "`quotes: false` if quotation marks are part of the text"
+    )
+
+
 def test_quotes_may_be_text(tmp_path):
     """Files of translations separate columns by tabs and quote nothing."""
     path = written(tmp_path / "a.tsv", '"Good day\t"Guten Tag"\n"Yes," he said.\t"Ja", sagte er.\n')
