@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,10 @@ def _teacher_step(config: Config, distill: DistillConfig) -> int | None:
     if distill.step is not None:
         return distill.step
     saved: Any = read_newest_state(Path(config.run).expanduser())
-    with suppress(KeyError, TypeError):
-        return int(saved["config"]["distill"]["step"])
+    for key in ("config", "distill", "step"):
+        saved = saved.get(key) if isinstance(saved, dict) else None
+    if isinstance(saved, int):
+        return saved
     return None if distill.cached_logits is None else cached_step(Path(distill.cached_logits).expanduser())
 
 

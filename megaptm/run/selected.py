@@ -70,7 +70,8 @@ def find_best(run: Path, steps: Sequence[int]) -> int | None:
     validated step; None without one."""
     state: Any = read_newest_state(run)
     held_out, metric = HeldOutLoss(), KeepConfig().best.metric
+    if isinstance(losses := state.get(FIELD), dict):
+        held_out.restore(losses)
     with suppress(KeyError, TypeError):
-        held_out.restore(state[FIELD])
         metric = str(state["config"]["checkpoint"]["keep"]["best"]["metric"])
     return held_out.best_step(steps, metric)

@@ -6,9 +6,10 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 
 from megaptm.errors import UserError
@@ -20,7 +21,8 @@ MAX_DOWNLOADS = 3
 """Maximum number of downloads of a remote file whose hash is wrong."""
 QUARANTINE = "quarantine"
 ABANDONED_NS = 3600 * 10**9
-"""Age of an unfinished file, relative to the newest file of the cache, after which no process writes to it."""
+"""Age of an unfinished file after which no process writes to it, relative to the newest file of the cache, or to now if
+that file is from a clock that is ahead."""
 
 
 def default_cache_folder() -> Path:
@@ -93,10 +95,12 @@ class Cache:
         for used_ns, size_of_copy, oldest in copies:
             if used + size <= self.max_bytes:
                 return
-            if oldest.name.endswith(SUFFIX) and used_ns > copies[-1][0] - ABANDONED_NS:
+            if oldest.name.endswith(SUFFIX) and used_ns > min(copies[-1][0], time.time_ns()) - ABANDONED_NS:
                 continue  # another process downloads it; without the file, it would fail
             oldest.unlink(missing_ok=True)
             used -= size_of_copy
+        if used + size > self.max_bytes:
+            _report_full(self.folder, self.max_bytes, self.retry.report)
 
     def _list_copies(self) -> Iterator[tuple[int, int, Path]]:
         """Yield time of last use (ns), bytes and path of each copy in the cache, including unfinished ones."""
@@ -117,3 +121,12 @@ class Cache:
         with (locks / name).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+@lru_cache
+def _report_full(folder: Path, max_bytes: int, report: Callable[[str], None]) -> None:
+    """Report once per process that unfinished files leave no room in a cache."""
+    report(
+        f"{folder} exceeds data.max_cache_bytes ({max_bytes:,}), because unfinished downloads (*{SUFFIX}) leave no "
+        "room: remove those of jobs that ended, or they are removed after an hour."
+    )

@@ -48,6 +48,16 @@ def test_student_keeps_the_teacher_step_of_its_start(tmp_path: Path, first: int)
     assert (of_run.step, of_another.step) == (first, 4)
 
 
+def test_invalid_teacher_step_of_a_checkpoint_is_ignored(tmp_path: Path) -> None:
+    teacher, run = save_checkpoint(tmp_path / "teacher", 4, load(BERT, ["model.vocabulary=300"])), tmp_path / "run"
+    save_checkpoint(run, 1, student_config(teacher, run))
+    state = {"config": {"distill": {"step": "x"}}}
+    (run / FOLDER / "step-00000001" / MANIFEST).write_text(json.dumps({"state": state}))
+    section = distill_section(student_config(teacher, run))
+    assert section is not None
+    assert section.step == 4
+
+
 def test_missing_teacher_step_is_refused(tmp_path: Path) -> None:
     config = load(BERT, ["model.vocabulary=300"])
     for step in (2, 4):

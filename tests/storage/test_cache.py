@@ -2,8 +2,9 @@
 
 import hashlib
 import os
+import time
 
-from megaptm.storage import Cache
+from megaptm.storage import Cache, RetryPolicy
 
 HOUR = 3600
 
@@ -20,3 +21,21 @@ def test_eviction_spares_downloads_of_other_processes(tmp_path):
     cache = Cache(tmp_path / "cache", max_bytes=300)
     cache.fetch(str(source), folder / source.name, sha256=hashlib.sha256(bytes(150)).hexdigest())
     assert {path.name for path in folder.iterdir()} == {".train-000001.tar.8-cd.part", "train-000003.tar"}
+
+
+def test_a_cache_filled_by_downloads_is_reported_once(tmp_path):
+    """A file from a clock that is ahead does not make the downloads look abandoned."""
+    folder = tmp_path / "cache/corpus"
+    folder.mkdir(parents=True)
+    now = time.time()
+    for name, mtime in {".train-000000.tar.7-ab.part": now - 10, "train-000001.tar": now + 10 * HOUR}.items():
+        (folder / name).write_bytes(bytes(200))
+        os.utime(folder / name, (mtime, mtime))
+    reports: list[str] = []
+    cache = Cache(tmp_path / "cache", max_bytes=300, retry=RetryPolicy(report=reports.append))
+    for name in ("train-000002.tar", "train-000003.tar"):
+        (tmp_path / name).write_bytes(bytes(150))
+        cache.fetch(str(tmp_path / name), folder / name, sha256=hashlib.sha256(bytes(150)).hexdigest())
+    assert {path.name for path in folder.iterdir()} == {".train-000000.tar.7-ab.part", "train-000003.tar"}
+    [report] = reports
+    assert report.startswith(f"{tmp_path / 'cache'} exceeds data.max_cache_bytes (300), because unfinished downloads")

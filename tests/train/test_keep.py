@@ -6,10 +6,12 @@ from dataclasses import asdict
 import pytest
 from click.testing import CliRunner
 
+from megaptm.checkpoint.committed import FOLDER, MANIFEST
 from megaptm.commands.checkpoint import list_checkpoints, verify
 from megaptm.config import load
 from megaptm.config.schema import KeepConfig
-from megaptm.run.held_out import HeldOutLoss, data_recipes
+from megaptm.run.held_out import FIELD, HeldOutLoss, data_recipes
+from megaptm.run.selected import find_best
 from megaptm.track import read_metrics
 from tests.bad_input.commands import user_error
 from tests.commands import run_command
@@ -121,6 +123,12 @@ def test_losses_of_another_recipe_are_not_compared():
     retained = [second.retained_steps([10, 20, 30, 40], keep) for keep in (KeepConfig(best=1), by_set)]
     assert retained == [{20, 40}, {10, 30}]
     assert second.best_step([10, 20, 30, 40], "validation/loss") == 40
+
+
+def test_invalid_losses_of_a_checkpoint_are_ignored(tmp_path):
+    (folder := tmp_path / FOLDER / "step-00000004").mkdir(parents=True)
+    (folder / MANIFEST).write_text(json.dumps({"state": {FIELD: [1.0]}}))
+    assert find_best(tmp_path, [4]) is None
 
 
 def test_a_changed_set_leaves_the_losses_of_the_mix():
