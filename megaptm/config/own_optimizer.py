@@ -59,6 +59,11 @@ def build_own_rule(settings: OptimizerConfig, groups: list[dict[str, Any]]) -> A
         raise plugin_error(f"optimizer.name ({settings.name})", error) from error
 
 
+def own_step_error(settings: OptimizerConfig, error: BaseException) -> UserError:
+    """Return the error of a run whose update rule, one of the user, raised an error in a step."""
+    return plugin_error(f"optimizer.name ({settings.name}): step()", error)
+
+
 def own_rule_errors(config: Config) -> Iterator[str]:
     """Yield an error if the layout divides tensors that an update rule of the user needs as a whole.
 
@@ -78,9 +83,19 @@ def own_rule_errors(config: Config) -> Iterator[str]:
         )
 
 
+@cache
+def _load_decay(name: str) -> Callable[[float, float, float], Any]:
+    function: Callable[[float, float, float], Any] = load_plugin(name, "optimizer.decay", "function")
+    return function
+
+
 def own_decay(name: str, step: float, begin: float, end: float) -> float:
-    """Return the share of the peak rate by a schedule of the user: 1 at the peak, 0 at the minimum."""
-    function = load_plugin(name, "optimizer.decay", "function")
+    """Return the share of the peak rate by a schedule of the user: 1 at the peak, 0 at the minimum.
+
+    As in other schedules, the step is limited to the decay, which has at least one step.
+    """
+    function, end = _load_decay(name), max(end, begin + 1)
+    step = min(max(step, begin), end)
     try:
         share = float(function(step, begin, end))
     except (Exception, SystemExit) as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from megaptm.config.learning_rate import learning_rate_at, peak_learning_rate
 from megaptm.config.schema import Config
 from megaptm.objectives.composed import StepValue, tasks_of, values_by_step
+from megaptm.plugins import is_plugin
 
 HIGH_FINAL_RATE = 0.5
 """Learning rate at the end of a run that gives a warning, as a share of the peak."""
@@ -101,8 +102,9 @@ def _rate_warnings(config: Config) -> Iterator[str]:
             "train.steps, or remove that step."
         )
     end = optimizer.decay_steps
-    # Without an end, or with that of a phase.
-    if end is None or optimizer.restarts or optimizer.decay in ("inverse", "halving") or config.phases:
+    # Without an end, or with that of a phase, or with a rate that only the user knows.
+    is_unknown = optimizer.decay in ("inverse", "halving") or is_plugin(optimizer.decay)
+    if end is None or is_unknown or optimizer.restarts or config.phases:
         return
     # The first of two phases of a run ends before its decay; a rate that hardly decays is probably a mistake.
     if end > steps and (left := learning_rate_at(config, last) / peak_learning_rate(config)) > HIGH_FINAL_RATE:

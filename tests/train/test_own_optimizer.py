@@ -5,6 +5,9 @@ import re
 import pytest
 
 from megaptm.config import draft, load
+from megaptm.config.learning_rate import learning_rate_at
+from megaptm.config.own_optimizer import own_decay
+from megaptm.config.schedule import config_warnings
 from megaptm.errors import UserError
 from megaptm.track import read_metrics
 from tests import ROOT
@@ -32,6 +35,11 @@ class Undeclared(torch.optim.RMSprop):
 class Failing(Whole):
     def __init__(self, groups, lr):
         raise KeyError("groups")
+
+
+class Broken(Whole):
+    def step(self):
+        raise IndexError("moment")
 
 
 def no_optimizer(groups, lr):
@@ -104,12 +112,26 @@ def test_mistakes_have_a_sentence(code, real_corpus, more, sentence):
     [
         ("Undeclared", "`state_tensors` names [], and its state has ['square_avg', 'step']: correct square_avg."),
         ("Failing", "optimizer.name (wrong_rules:Failing) failed (KeyError: 'groups'"),
+        ("Broken", "optimizer.name (wrong_rules:Broken): step() failed (IndexError: moment, "),
         ("no_optimizer", "must return a torch.optim.Optimizer with the 2 groups that it is given"),
     ],
 )
 def test_rule_that_cannot_be_saved_is_refused(code, real_corpus, name, sentence):
     more = ("optimizer.options={}", f"optimizer.name=wrong_rules:{name}")
     assert sentence in megaptm("train", *words(code / "run", real_corpus("byte-bpe"), *more), code=2)
+
+
+def test_decay_of_a_user_keeps_its_last_rate(code):
+    keys = ["optimizer.decay=lion:stairs", "optimizer.lr=1.0", "optimizer.min_lr_ratio=0.0", "train.steps=9"]
+    keys += ["optimizer.warmup_steps=3", "optimizer.max_warmup_ratio=null"]
+    config = load("gpt2/tiny", [*keys, "optimizer.decay_steps=6"])
+    assert [learning_rate_at(config, step) for step in (2, 6, 8)] == [1.0, 0.5**3, 0.5**3]
+    assert not [line for line in config_warnings(config) if "decay_steps" in line]
+
+
+def test_decay_of_a_user_has_a_step(code):
+    assert own_decay("lion:stairs", 3.0, 3.0, 3.0) == 1.0
+    assert own_decay("lion:stairs", 9.0, 3.0, 3.0) == 0.5**3
 
 
 def test_received_run_must_be_allowed_to_name_an_optimizer(code, real_corpus):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from megaptm.config import OptimizerConfig
-from megaptm.config.own_optimizer import STEP, build_own_rule, load_own_rule
+from megaptm.config.own_optimizer import STEP, build_own_rule, load_own_rule, own_step_error
 from megaptm.errors import UserError
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
@@ -131,7 +132,23 @@ def _build_own(groups: Groups, settings: OptimizerConfig, parts: Parts, divided:
             f"optimizer.name ({settings.name}) must return a torch.optim.Optimizer with the {len(groups)} groups that "
             "it is given: correct it."
         )
+    rule.step = _naming_errors(rule.step, settings)  # type: ignore[method-assign, assignment]
     return rule
+
+
+def _naming_errors(step: Callable[[], object], settings: OptimizerConfig) -> Callable[[], object]:
+    """Return the `step` of a rule of the user, whose own errors become a `PluginError`. Errors of the GPU and of the
+    connection between ranks are not its own: after them, the run starts again."""
+
+    def named_step() -> object:
+        try:
+            return step()
+        except (UserError, dist.DistError, torch.AcceleratorError, torch.OutOfMemoryError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise own_step_error(settings, error) from error
+
+    return named_step
 
 
 def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: OptimizerConfig) -> None:
