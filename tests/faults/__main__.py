@@ -81,9 +81,11 @@ def main() -> int:
     if arguments.list:
         print(*(kind.name for kind in kinds), sep="\n")
         return 0
-    if not can_mount():
+    if any(kind.service == "disk" for kind in kinds) and not can_mount():
         console.print("a disk that can be filled needs the right to mount: kinds of faults on it are left out")
         kinds = [kind for kind in kinds if kind.service != "disk"]
+    if not kinds:
+        parser.error(f"--kinds {' '.join(arguments.kinds)}: no kind can be made; --list shows the kinds")
     sampled = sample_kinds(kinds, arguments.count, rng)
     needed = {kind.service for kind in sampled if kind.service}
     is_fast = True
@@ -107,7 +109,7 @@ def main() -> int:
                 hit_all(campaign, sampled, console)
             campaign.stop()
             compared, is_equal = campaign.compare()
-        except (PersonNeededError, RuntimeError) as error:
+        except (PersonNeededError, RuntimeError, TimeoutError, subprocess.TimeoutExpired) as error:
             console.print(error, markup=False)
             return 1
         finally:
