@@ -30,7 +30,7 @@ SMALL = (
 )
 
 
-def arguments(family: str, run: Path, corpus: Path, *overrides: str) -> list[str]:
+def arguments(family: str, run: Path, corpus: Path | str, *overrides: str) -> list[str]:
     """Return arguments of `megaptm train`."""
     config = ROOT / f"configs/{family}/tiny.yaml"
     return [str(config), f"run={run}", f"data.mix={{{corpus}: 1}}", *SMALL, *overrides]

@@ -25,11 +25,11 @@ from megaptm.checkpoint.store import Store
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.track import upload
 from tests import ROOT
-from tests.drills.program import SMALL, finish
+from tests.drills.program import arguments, finish, losses
 from tests.faults.kinds import Kind
 from tests.faults.random_shard import RandomShardError
 from tests.faults.services import Services
-from tests.processes import command_of, send
+from tests.processes import command_of, parents_alone, send
 
 POLL_SECONDS = 0.05
 HANG_SECONDS = 10.0
@@ -131,8 +131,7 @@ class Campaign:
 
     def arguments(self, run: Path, corpus: str, *overrides: str) -> list[str]:
         layout = (f"layout.data={self.num_ranks}", f"layout.microbatch={48 // self.num_ranks}")
-        config = str(ROOT / "configs/gpt2/tiny.yaml")
-        return ["train", config, f"run={run}", f"data.mix={{{corpus}: 1}}", *SMALL, *SETTINGS, *layout, *overrides]
+        return ["train", *arguments("gpt2", run, corpus, *SETTINGS, *layout, *overrides)]
 
     # Faults
 
@@ -210,13 +209,12 @@ class Campaign:
             children = launcher.children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        ranks = [child for child in children if "megaptm.train.worker" in command_of(child)]
-        pids = {process.pid for process in ranks}
-        loaders = [process for process in ranks if parent_of(process) in pids]
+        workers = [child for child in children if "megaptm.train.worker" in command_of(child)]
+        ranks = parents_alone(workers)
         roles = {
             "launcher": [launcher],
-            "rank": [process for process in ranks if process not in loaders],
-            "loader": loaders,
+            "rank": ranks,
+            "loader": [process for process in workers if process not in ranks],
             "all": [launcher, *children],
         }
         return roles[victim]
@@ -349,8 +347,7 @@ class Campaign:
         done = finish(*words, f"train.skip_batches={skips}", seconds=3600)
         if done.returncode != EXIT_CONTINUE:
             raise RuntimeError(f"the undisturbed run failed:\n{done.stderr}")
-        lines = (reference / "metrics.jsonl").read_text().splitlines()
-        expected = {record["step"]: record["loss"] for record in map(json.loads, lines) if "loss" in record}
+        expected = {step: values[-1] for step, values in losses(reference).items()}
         for step, values in self.losses.items():
             for number, loss in values:
                 if expected.get(step) != loss and number:
@@ -381,14 +378,6 @@ class Campaign:
     def close(self) -> None:
         self._end()
         shutil.rmtree(self.run, ignore_errors=True)
-
-
-def parent_of(process: psutil.Process) -> int | None:
-    """Return the process id of the parent; None if the process has ended."""
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return None
 
 
 def _parse(line: str) -> dict[str, Any] | None:

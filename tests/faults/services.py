@@ -19,6 +19,8 @@ from tests.storage.faults import Proxy
 from tests.storage.server import s3_server
 from tests.track.server import TrackingServer
 
+ENCODINGS = Path(sysconfig.get_path("stdlib")) / "encodings"
+"""Folder with the text of the corpus."""
 URL = "s3://corpora/faults"
 DISK_BYTES = 64 << 20
 SOURCES = ("tests/checkpoint/faults.c", "tests/faults/clock.c")
@@ -45,7 +47,7 @@ def started_services(folder: Path, needed: Collection[str]) -> Iterator[Services
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-O1", "-o", library, *(ROOT / path for path in SOURCES), "-ldl"], check=True
     )
-    corpus = build_corpus(folder / "corpus")
+    corpus = build_corpus(ENCODINGS, folder / "corpus")
     with ExitStack() as stack:
         s3 = stack.enter_context(s3_server()) if "s3" in needed else None
         if s3 is not None:
@@ -60,14 +62,13 @@ def started_services(folder: Path, needed: Collection[str]) -> Iterator[Services
         yield Services(corpus, URL if s3 else str(corpus), library, disk, s3, tracker)
 
 
-def build_corpus(folder: Path) -> Path:
-    """Build a corpus of small shards, which a run reads one after the other."""
+def build_corpus(text: Path, folder: Path) -> Path:
+    """Build a corpus of the Python files in `text`. A run reads its small shards one after the other."""
     from data_pipeline import commands
 
-    source = Path(sysconfig.get_path("stdlib")) / "encodings" / "*.py"
     tokenizer = ("tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512")
     options = (f"out={folder}", "workers=0", "validation=0.1", "shard_bytes=4096")
-    commands.build([str(source), *options, *tokenizer], console=Console(quiet=True))
+    commands.build([str(text / "*.py"), *options, *tokenizer], console=Console(quiet=True))
     return folder
 
 
