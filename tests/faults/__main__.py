@@ -36,7 +36,8 @@ def sample_kinds(kinds: list[Kind], count: int, rng: random.Random) -> list[Kind
 def hit_all(campaign: Campaign, kinds: list[Kind], console: Console) -> None:
     for number, kind in enumerate(kinds, 1):
         outcome = campaign.hit(kind)
-        console.print(f"{number:3}/{len(kinds)} " + ", ".join(cells(number, outcome)[1:]), highlight=False)
+        words = [*cells(outcome), outcome.problem or "losses are compared at the end"]
+        console.print(f"{number:3}/{len(kinds)} " + ", ".join(words), highlight=False)
 
 
 def measure_per_minute(campaign: Campaign, kind: Kind, minutes: int, console: Console) -> tuple[str, bool]:

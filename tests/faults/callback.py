@@ -32,10 +32,10 @@ class Faults(megaptm.Callback):
                 next(gradient for gradient in gradients if gradient is not None).view(-1)[0] = torch.nan
             if kind := _take("weight"):
                 weight = engine.optimizer.parts[0].replica.data
-                weight.view(-1)[0] = torch.nan
                 if kind == "noise":
-                    weight.view(-1)[0] = 0.0
                     weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)), alpha=NOISE)
+                else:
+                    weight.view(-1)[0] = torch.nan
             return result
 
         Engine._forward_backward = corrupt  # type: ignore[method-assign]

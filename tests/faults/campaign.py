@@ -109,8 +109,8 @@ class Campaign:
         self.words += [f"callbacks={{'tests.faults.callback:Faults': {{seconds_per_step: {pace}}}}}"]
         if services.tracker:
             self.words += ["track.enabled=true", f"track.uri={services.tracker.uri}"]
-        self.furthest, self.saved = 0, 0
-        """Last step of the run, and of its newest checkpoint."""
+        self.furthest, self.saved, self.resumed = 0, 0, 0
+        """Last step of the run, of its newest checkpoint, and step from which it continued last."""
         self.losses: dict[int, list[tuple[int, float]]] = defaultdict(list)
         """Step -> number of faults before it, and loss; repeated steps have several."""
         self.signs: list[tuple[float, str]] = []
@@ -141,7 +141,7 @@ class Campaign:
         try:
             try:
                 self._wait(lambda: self._ready)
-                self._pause(self.rng.uniform(0.0, 1.0))
+                self.run_for(self.rng.uniform(0.0, 1.0))
             finally:
                 self.outcomes.append(outcome)
             self._hit(kind, outcome)
@@ -164,7 +164,7 @@ class Campaign:
         outcome.step, saved, self._ready = self.furthest, self.saved, False
         self._undo = (since + fault.seconds, fault.undo)
         if kind.until == "restart":
-            self._wait(lambda: self._has_sign("resume", since))
+            self._wait(lambda: self._seconds_until("resume", since) is not None)
             reached = self.furthest
             self._wait(lambda: self.furthest > reached)
         else:
@@ -177,11 +177,10 @@ class Campaign:
         outcome.recovered = time.monotonic() - since
         if kind.until != "restart":
             self._wait(lambda: self.furthest > undone + STEPS_AFTER)
-        outcome.detected = next(
-            (at - since for at, sign in self.signs if at > since and (kind.sign or "?") in sign), None
-        )
-        if kind.sign and kind.until == "restart" and outcome.detected is None:
-            outcome.problem = f"no {kind.sign}"
+        if kind.sign is not None:
+            outcome.detected = self._seconds_until(kind.sign, since)
+            if kind.until == "restart" and outcome.detected is None:
+                outcome.problem = f"no {kind.sign}"
         if fault.armed is not None and not happened():
             outcome.problem = "the call did not happen"
 
@@ -266,8 +265,6 @@ class Campaign:
         while time.monotonic() < deadline:
             self.tick()
 
-    _pause = run_for
-
     def stop(self) -> None:
         """Stop the run, which saves its last step."""
         self.job.send_signal(signal.SIGTERM)
@@ -281,8 +278,8 @@ class Campaign:
                 raise TimeoutError(f"not recovered in {self.max_seconds:.0f} s")
             self.tick()
 
-    def _has_sign(self, sign: str, since: float) -> bool:
-        return any(at > since and sign in each for at, each in self.signs)
+    def _seconds_until(self, sign: str, since: float) -> float | None:
+        return next((at - since for at, each in self.signs if at > since and sign in each), None)
 
     def _read(self) -> None:
         for path in (self.log, *self.run.glob("logs/rank-*.log")):
@@ -311,9 +308,6 @@ class Campaign:
                     del self.losses[step]  # of batches that are skipped
                 if outcome is not None:
                     outcome.skipped += range(event["step"] + 1, event["from_step"] + 1)
-
-    resumed = 0
-    """Step from which the run continued last."""
 
     def _new_lines(self, path: Path) -> list[str]:
         """Return the complete lines of a file since the last call."""

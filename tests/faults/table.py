@@ -18,13 +18,10 @@ def result_of(outcome: Outcome) -> str:
     return f"batches {outcome.skipped[0]}-{outcome.skipped[-1]} skipped" if outcome.skipped else "same losses"
 
 
-def cells(number: int, outcome: Outcome) -> list[str]:
-    """Return the cells of an outcome, in the order of `COLUMNS`."""
+def cells(outcome: Outcome) -> list[str]:
+    """Return the cells of an outcome between its number and its result, in the order of `COLUMNS`."""
     times = (seconds(outcome.detected), seconds(outcome.recovered))
-    return [
-        *(str(number), outcome.kind, outcome.detail, f"{outcome.step:,}", *times),
-        *(str(outcome.steps_lost), result_of(outcome)),
-    ]
+    return [outcome.kind, outcome.detail, f"{outcome.step:,}", *times, str(outcome.steps_lost)]
 
 
 def seconds(value: float | None) -> str:
@@ -34,7 +31,7 @@ def seconds(value: float | None) -> str:
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     table = Table(*COLUMNS)
     for number, outcome in enumerate(outcomes, 1):
-        table.add_row(*cells(number, outcome), style="red" if outcome.problem else "")
+        table.add_row(str(number), *cells(outcome), result_of(outcome), style="red" if outcome.problem else "")
     return table
 
 
