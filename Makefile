@@ -59,7 +59,7 @@ nightly: drills faults fuzz bench  ## run drills, faults, fuzz and benchmarks
 
 faults: $(READY)  ## hit a run on four processes with seeded faults (docs/faults.md); SEED=0 COUNT=100 MINUTES=30
 	@$(VENV)/python -m tests.faults --seed $(or $(SEED),0) --count $(or $(COUNT),100)
-	@$(VENV)/python -m tests.faults --kinds 'kill a rank' --per-minute $(or $(MINUTES),30)
+	@$(VENV)/python -m tests.faults --seed $(or $(SEED),0) --kinds 'kill a rank' --per-minute $(or $(MINUTES),30)
 
 fuzz: $(READY)  ## run commands on damaged files (docs/fuzz.md); SEED=0 READS=2000 COMMANDS=50 cases per kind
 	@$(VENV)/python -m tests.fuzz --seed $(or $(SEED),0) --reads $(or $(READS),2000) --commands $(or $(COMMANDS),50)
