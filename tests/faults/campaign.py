@@ -183,6 +183,7 @@ class Campaign:
                 outcome.problem = f"no {kind.sign}"
         if fault.armed is not None and not happened():
             outcome.problem = "the call did not happen"
+            (self.armed / fault.armed).unlink(missing_ok=True)
 
     def arm(self, name: str, content: str) -> None:
         """Arm a fault, which a process then takes once."""
