@@ -29,6 +29,8 @@ from megaptm.run.submission import SCRIPT, refuse_queued
 
 MAX_ROLL_BACKS = 3
 """Number of returns to one checkpoint because of spikes. Then the text is not their cause."""
+MAX_FAILED_SAVES = 3
+"""Number of checkpoints in a row that could not be written. Then a return would skip too much text."""
 REMEDY = "return to an earlier one (`--back-to`), or lower optimizer.lr. Earlier checkpoints are unchanged."
 
 
@@ -83,17 +85,32 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         events.write(BackEvent(step=step, from_step=last, skip=skip))
 
 
-def roll_back(run: Path, *, step: int, from_step: int, spike: str, samples: tuple[int, int], events: Events) -> str:
+def roll_back(
+    run: Path,
+    *,
+    step: int,
+    from_step: int,
+    spike: str,
+    samples: tuple[int, int],
+    failed_saves: int = 0,
+    events: Events,
+) -> str:
     """Let a run whose step `from_step` is a spike continue from the checkpoint of `step`, its newest, and skip the
     batches from there to the spike. Return a message. `samples`: first and last sample of these batches.
+    `failed_saves`: number of checkpoints since `step` that could not be written.
 
     Called by the rank that holds the lock of the run. Raise `UserError` after `MAX_ROLL_BACKS` returns to the
-    checkpoint.
+    checkpoint, or `MAX_FAILED_SAVES` failed saves.
     """
     rejected = f"step {from_step:,} was rejected: a spike, {spike}"
     events.write(SpikeEvent(step=from_step, description=spike, skipped=True))
     if not step:
         raise UserError(f"{rejected}. The run has no checkpoint to return to: lower checkpoint.every.")
+    if failed_saves >= MAX_FAILED_SAVES:
+        raise UserError(
+            f"{rejected}. The run does not skip {from_step - step:,} batches: {failed_saves} checkpoints after that of "
+            f"step {step:,} could not be written. Correct the storage and start the run again from there."
+        )
     if (num_returns := _count_roll_backs(run)) >= MAX_ROLL_BACKS:
         raise UserError(
             f"{rejected}. The run has returned to the checkpoint of step {step:,} {num_returns} times, so other text "

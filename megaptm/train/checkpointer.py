@@ -109,6 +109,10 @@ class Checkpointer:
         """Times of checkpoints by `checkpoint.every`, only on rank 0."""
         self.step = 0
         """Step of the last checkpoint: restored, saved or in progress."""
+        self._earlier_step = 0
+        """Step of the checkpoint before one in progress."""
+        self._failed_saves = 0
+        """Number of checkpoints that could not be written since the last one, only on rank 0."""
         self.early_stop = build_early_stop(config, engine.losses)
         refuse_unknown_metric("checkpoint.keep.best.metric", config.checkpoint.keep.best.metric, config, engine.losses)
         self._background, self._copies = Background(), HostStaging()
@@ -182,7 +186,7 @@ class Checkpointer:
         """
         self.finish()
         due = [copies for copies in self.copies if copies.is_due(self.step, step)]
-        self.step = step
+        self._earlier_step, self.step = self.step, step
         start_time = time.monotonic()
         pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
         self._background.begin(
@@ -213,7 +217,15 @@ class Checkpointer:
     def _roll_back(self, from_step: int, spike: str, events: Events) -> str:
         step = max(self.store.steps(), default=0)
         samples = self.config.batch_schedule.samples_of(step, from_step - 1)
-        return roll_back(self.store.run, step=step, from_step=from_step, spike=spike, samples=samples, events=events)
+        return roll_back(
+            self.store.run,
+            step=step,
+            from_step=from_step,
+            spike=spike,
+            samples=samples,
+            failed_saves=self._failed_saves,
+            events=events,
+        )
 
     def _report_storage_failure(self, work: Callable[[], object]) -> str | None:
         """Call `work`, a part of saving a checkpoint. If it raises that the checkpoint could not be written, report
@@ -225,6 +237,8 @@ class Checkpointer:
             if self.events:
                 log.warning("step %d was not saved: %s; earlier checkpoints are kept", self.step, problem)
                 self.events.write(NotSavedEvent(step=self.step, problem=problem))
+                self._failed_saves += 1
+            self.step = self._earlier_step
             return problem
         return None
 
@@ -234,6 +248,7 @@ class Checkpointer:
         if self.events:
             committed = self.store.commit(step, state, ranks=self.rank_env.world)
             seconds = round(time.monotonic() - start_time, 3)
+            self._failed_saves = 0
             self.events.write(CheckpointEvent(step=step, bytes=committed.size, seconds=seconds))
             self.callbacks.committed.append((step, seconds))
             if self.timer is not None:

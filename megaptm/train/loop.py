@@ -99,11 +99,9 @@ def train(run: Training, *, start: int) -> int | None:
         except RollBackError as rejected:
             return _roll_back(run, step, rejected.spike)
         except NoLabelsError as no_labels:
-            not_saved = None
-            if step != run.checkpointer.step:
-                not_saved = _save_checkpoint(run, step, wait=True)
-            else:
-                _finish_saving(run)
+            _finish_saving(run)  # of this step, perhaps, which may fail
+            is_saved = step == run.checkpointer.step
+            not_saved = None if is_saved else _save_checkpoint(run, step, wait=True)
             raise _with_saved_step(step, no_labels, not_saved) from None
         done = step + 1
         is_last, ends_phase = done == config.steps, done == run.end
@@ -278,25 +276,25 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     """Validate, unless some process cannot read its batches. Return the exception of this process, if any."""
     try:
         with run.during("validation"):
-            means = mean_losses(run.engine, _validation_batches(run, "", read_error))
+            of_mix = mean_losses(run.engine, _validation_batches(run, "", read_error))
+        means = dict(of_mix)
         for name in run.config.data.validation_sets:
             with run.during("validation"):  # each set has the time that the watchdog allows for one
                 own = mean_losses(run.engine, _validation_batches(run, name, read_error))
             means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}
     except _UnreadableError as error:
         return error.own
-    run.checkpointer.held_out.add(step, means)
-    run.checkpointer.early_stop.add(means)
+    # One odd sample of a set that is only watched does not end the run, and its loss is not compared with others.
+    compared = of_mix | {name: value for name, value in means.items() if math.isfinite(value)}
+    run.checkpointer.held_out.add(step, compared)
+    run.checkpointer.early_stop.add(compared)
     _stops_early(run)
     with run.during("callbacks"):
         run.callbacks.validation(means)
-    diverged = next((name for name, value in means.items() if not math.isfinite(value)), "loss")
-    if any_rank(not math.isfinite(means[diverged])):
+    diverged = next((value for value in of_mix.values() if not math.isfinite(value)), None)
+    if any_rank(diverged is not None):
         _finish_saving(run)
-        of_set = f" of {diverged.rpartition('/')[0]}" if "/" in diverged else ""
-        raise DivergedError(
-            f"the validation loss{of_set} after step {step} is {means[diverged]}, so it was not saved; {REMEDY}"
-        )
+        raise DivergedError(f"the validation loss after step {step} is {diverged}, so it was not saved; {REMEDY}")
     return None
 
 
@@ -354,7 +352,7 @@ def _save_checkpoint(run: Training, step: int, *, wait: bool) -> str | None:
         not_saved = run.checkpointer.save(step, wait=wait)
     waited = run.seconds.checkpoint - before
     if run.checkpointer.timer is not None:
-        run.checkpointer.timer.add_save(waited)
+        run.checkpointer.timer.add_save(waited if not_saved is None else None)
     if run.report is not None:
         run.report.checkpoint_wait(step, waited)
     return not_saved

@@ -37,7 +37,9 @@ class SaveTimer:
         interval = self.interval
         return interval is not None and time.monotonic() - self._last >= interval
 
-    def add_save(self, waited: float) -> None:
-        """Start the time to the next checkpoint. `waited`: seconds that training waited for this one."""
-        self._waits.append(waited)
+    def add_save(self, waited: float | None) -> None:
+        """Start the time to the next checkpoint. `waited`: seconds that training waited for this one; None if it was
+        not saved, since a full disk fails at once."""
+        if waited is not None:
+            self._waits.append(waited)
         self._last = time.monotonic()

@@ -12,6 +12,8 @@ from megaptm.launch.local import launch
 from megaptm.resilience.events import read_events
 from megaptm.run.folder import exclusive_start, prepare, read_config
 from tests.drills.program import arguments, checkpoints, losses
+from tests.train.test_plugins import OBJECTIVES
+from tests.train.test_spikes import POISON
 
 WORKER = """
 from megaptm.checkpoint import files
@@ -33,13 +35,13 @@ class Story:
     error: str = ""
 
 
-def start_run(words, environment):
+def start_run(words, environment, processes=2):
     path, *overrides = words
     config = read_config(Path(path), overrides)
     with exclusive_start(config):
         run = prepare(config)
         command = [sys.executable, "-c", WORKER, "--run", str(run)]
-        return launch(command, processes=2, run=run, environment=environment, threads=1)
+        return launch(command, processes=processes, run=run, environment=environment, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,29 @@ def test_failed_save_of_the_last_step_is_an_error(story):
     assert story.error.startswith("the run ends at step 11, which was not saved: cannot write rank-0000")
     assert "earlier checkpoints are kept" in story.error
     assert checkpoints(story.run) == [2, 4, 8, 9, 10]
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    (tmp_path / "of_mine.py").write_text(OBJECTIVES)
+    (tmp_path / "poison.py").write_text(POISON)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "run"
+
+
+def test_rejected_step_after_a_failed_save_says_so(plugins, real_corpus, faulty_files):
+    """The objective has no labels from step 3 on."""
+    words = arguments("gpt2", plugins, real_corpus("byte-bpe"), "objective=of_mine:SILENT", "checkpoint.every=2")
+    with pytest.raises(UserError, match=r"no sample has a label.*step 2 was not saved either: cannot write rank-0000"):
+        start_run([*words, "train.steps=6"], faulty_files(("write", "step-00000002.writing", errno.EIO, -1)), 1)
+    assert checkpoints(plugins) == []
+
+
+def test_spike_after_failed_saves_ends_the_run(plugins, real_corpus, faulty_files):
+    """Step 14 has a NaN, and steps 11 to 13 are not saved."""
+    keys = ("checkpoint.every=1", "train.steps=18", "train.spikes.action=roll-back", "callbacks=[poison:Poison]")
+    words = arguments("gpt2", plugins, real_corpus("byte-bpe"), *keys)
+    with pytest.raises(UserError, match="does not skip 4 batches: 3 checkpoints after that of step 10 could not"):
+        start_run(words, faulty_files(*(("write", f"step-{n:08}.writing", errno.EIO, -1) for n in (11, 12, 13))), 1)
+    assert checkpoints(plugins)[-1] == 10

@@ -53,6 +53,8 @@ def test_auto_measures_the_cost_of_checkpoints(clock):
     for waited in (2.0, 4.0):
         timer.add_save(waited)
     assert timer.interval == pytest.approx(sqrt(2 * mean((2.0, 4.0)) * DAY / (0.01 * NODES)))
+    timer.add_save(None)  # not saved
+    assert timer.interval == pytest.approx(sqrt(2 * mean((2.0, 4.0)) * DAY / (0.01 * NODES)))
     timer.writing = 10_000.0
     assert timer.interval == 10_000.0
 

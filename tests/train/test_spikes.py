@@ -126,3 +126,12 @@ def test_run_ends_after_three_returns_to_a_checkpoint(tmp_path):
             roll_back(tmp_path, from_step=9, **spike)
         with pytest.raises(UserError, match="no checkpoint to return to"):
             roll_back(tmp_path, from_step=9, **spike | {"step": 0})
+
+
+def test_run_does_not_skip_all_text_since_a_full_disk(tmp_path):
+    (tmp_path / CONFIG).write_text(config_to_yaml(load(ROOT / "configs/gpt2/tiny.yaml")))
+    with Events(tmp_path) as events:
+        spike = {"spike": "loss 9", "samples": (96, 107), "events": events}
+        roll_back(tmp_path, step=8, from_step=20, failed_saves=2, **spike)
+        with pytest.raises(UserError, match="does not skip 9,992 batches: 3 checkpoints after that of step 8 could"):
+            roll_back(tmp_path, step=8, from_step=10_000, failed_saves=3, **spike)

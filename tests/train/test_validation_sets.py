@@ -1,9 +1,11 @@
 """Validation sets: named corpora, and each corpus of the mix by itself."""
 
 import json
+from math import inf
 
 import pytest
 
+from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora
@@ -18,6 +20,23 @@ OPTIONS = (
     *(f"train.steps={STEPS}", "train.validate_every=2", "optimizer.warmup_steps=0", "optimizer.decay=constant"),
     *("model.dropout=0.0", "checkpoint.keep=9"),
 )
+INFINITE = """
+import megaptm
+from megaptm.train import loop
+
+mean_losses = loop.mean_losses
+
+
+class Infinite(megaptm.Callback):
+    def on_run_start(self, run):
+        self.num_sets = 0
+        loop.mean_losses = self.mean_losses
+
+    def mean_losses(self, engine, batches):
+        self.num_sets += 1
+        means = mean_losses(engine, batches)
+        return means if self.num_sets % 4 else dict.fromkeys(means, float("inf"))
+"""
 EACH = "data.validate_each=true"
 
 
@@ -140,6 +159,24 @@ def test_early_stopping_by_a_set(runs):
     stop = "train.stop={metric: validation/news/loss, patience: 1, min_delta: 100.0}"
     run = runs.train("stopped", *runs.sets, "train.validate_every=1", stop)
     assert checkpoints(run) == [2]
+
+
+def test_infinite_loss_of_a_set_is_only_reported(runs, full_run, tmp_path, monkeypatch):
+    (tmp_path / "infinite.py").write_text(INFINITE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    keep = "checkpoint.keep.best={count: 1, metric: validation/news/loss}"
+    run = runs.train("infinite", *runs.sets, keep, "callbacks=[infinite:Infinite]")
+    assert {metrics["validation/news/loss"] for metrics in validations(run).values()} == {inf}
+    assert losses(run) == losses(full_run)
+    assert read_newest_state(run)["held_out"]["losses"].keys() == {
+        "loss",
+        "mlm",
+        "books/loss",
+        "books/mlm",
+        "web/loss",
+        "web/mlm",
+    }
 
 
 @pytest.mark.parametrize(
