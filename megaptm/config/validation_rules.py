@@ -13,6 +13,17 @@ NAME = re.compile(r"\w[\w-]*")
 """Names of validation sets, which are parts of names of metrics."""
 
 
+PREFIX = "validation/"
+"""Start of the names of metrics of a validation."""
+MIX = ""
+"""Name of the mix among the validation sets."""
+
+
+def set_of(metric: str) -> str:
+    """Return the validation set of a metric: `news` of `validation/news/loss`, MIX of `validation/loss`."""
+    return metric.removeprefix(PREFIX).rpartition("/")[0]
+
+
 def validation_errors(config: Config) -> Iterator[str]:
     """Yield broken rules of validation, early stopping and the best checkpoints."""
     for rules in (_set_errors, _metric_errors, _keep_errors, _stop_errors):
@@ -42,8 +53,8 @@ def _metric_errors(config: Config) -> Iterator[str]:
     stop, sets = config.train.stop, config.data.validation_sets
     metrics = {"checkpoint.keep.best.metric": config.checkpoint.keep.best.metric}
     for key, metric in (metrics if stop is None else metrics | {"train.stop.metric": stop.metric}).items():
-        name = metric.removeprefix("validation/").rpartition("/")[0]
-        if name and name not in sets:
+        name = set_of(metric)
+        if name != MIX and name not in sets:
             yield f"{key} ({metric}) names no validation set of data.validation; {nearest(name, sets)}"
 
 

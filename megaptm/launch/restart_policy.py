@@ -22,13 +22,9 @@ from megaptm.resilience.events import (
 Ending = Literal["node-lost", "interrupted", "hung", "failed", "rolled-back"]
 """Reason why a start of a run ended: a node was lost; the scheduler ended it, or it saved itself to continue; a rank
 hung; a rank failed; it returned to a checkpoint because of a spike."""
-
-
 PAUSES = (0.0, 10.0)
 """Seconds before the restart after the first and the second failure without a new checkpoint. The third ends the
 run."""
-
-
 MAX_FAULTS = 2
 """Number of crashes, hangs and losses of a node after which it is excluded."""
 

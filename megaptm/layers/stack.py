@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, cast
@@ -79,7 +80,7 @@ class StackInputs:
     """Dictionary that receives the outputs of the layers in `BaseStack.read`."""
 
 
-class BaseStack(nn.ModuleDict):
+class BaseStack(nn.ModuleDict, ABC):
     """Stack of consecutive layers of an encoder or decoder, under their indices in the full stack. Base class of all
     kinds."""
 
@@ -93,9 +94,9 @@ class BaseStack(nn.ModuleDict):
         self.read: frozenset[int] = frozenset()
         """Indices of layers of the stack whose output is requested."""
 
+    @abstractmethod
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return the output of the stack [S, B, D] from its input [S, B, D]."""
-        raise NotImplementedError
 
 
 class Stack(UsesContextRanks, SequenceHooks, BaseStack):

@@ -11,13 +11,11 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.config.schema import KeepConfig
+from megaptm.config.validation_rules import MIX, PREFIX, set_of
 from megaptm.errors import UserError, nearest
 
 FIELD = "held_out"
 """Key of the validation losses in a checkpoint's state."""
-PREFIX = "validation/"
-MIX = ""
-"""Name of the mix among the validation sets."""
 
 
 @dataclass
@@ -87,11 +85,6 @@ def _by_step(values: Any, kind: Any) -> dict[int, Any]:
     """Return values of a checkpoint's state, whose keys are steps as text."""
     items = values.items() if isinstance(values, dict) else ()
     return {int(step): value for step, value in items if step.isdecimal() and isinstance(value, kind)}
-
-
-def set_of(metric: str) -> str:
-    """Return the validation set of a metric: `news` of `validation/news/loss`, MIX of `validation/loss`."""
-    return metric.removeprefix(PREFIX).rpartition("/")[0]
 
 
 def data_recipes(config: Config) -> dict[str, str]:

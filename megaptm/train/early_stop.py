@@ -10,7 +10,8 @@ from typing import Any
 
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
-from megaptm.run.held_out import PREFIX, data_recipes, refuse_unknown_metric, set_of
+from megaptm.config.validation_rules import PREFIX, set_of
+from megaptm.run.held_out import data_recipes, refuse_unknown_metric
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
