@@ -293,8 +293,8 @@ class TrainConfig(Section):
     """Number of CPU threads of each process. Default: the machine's cores are divided equally."""
     restarts: Annotated[int, Field(ge=0)] = 3
     """Number of times that a start on one machine, a Slurm job within its allocation, or a job on Ray starts all ranks
-    again from the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure without a
-    new checkpoint ends the run."""
+    again from the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure, or
+    the second hang, without a new checkpoint ends the run."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation, callbacks and saving may take 20 times as long. null: never."""

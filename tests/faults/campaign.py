@@ -280,7 +280,9 @@ class Campaign:
             self.tick()
 
     def _seconds_until(self, sign: str, since: float) -> float | None:
-        return next((at - since for at, each in self.signs if at > since and sign in each), None)
+        """Return the seconds to a sign: the kind of an event, or words of a log line."""
+        times = (at for at, each in self.signs if each == sign or (" " in sign and sign in each))
+        return next((at - since for at in times if at > since), None)
 
     def _read(self) -> None:
         for path in (self.log, *self.run.glob("logs/rank-*.log")):

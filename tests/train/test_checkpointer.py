@@ -115,7 +115,7 @@ def save_while_the_storage_waits(run):
             self.engine = SimpleNamespace(pieces=lambda: pieces(2, 0, ranks=1))
             self.rank_env = RankEnvironment(0, 1, 0)
             self.callbacks, self._background, self._copies = SimpleNamespace(committed=[]), Background(), HostStaging()
-            self.copies, self.timer = [], None
+            self.copies, self.timer, self.step = [], None, 0
 
         def _build_state(self, step):
             return {}
