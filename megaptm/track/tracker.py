@@ -186,7 +186,7 @@ class Uploader(threading.Thread):
                 if closing:
                     store.close()
                     return
-                pause = self._retry_seconds
+                pause, has_warned = self._retry_seconds, False
                 self._sleep_between_uploads(BATCH_PAUSE_SECONDS)
                 self.wake.wait()
             except Exception as error:  # no error of a server or a library may reach training

@@ -277,6 +277,34 @@ def test_linked_folder_is_refused(tmp_path, caplog):
     assert [*(tmp_path / "elsewhere").iterdir()] == []
 
 
+def lose_table(tracker, step, table, caplog):
+    """Put a folder in the place of the table until the tracker has warned."""
+    table.unlink(missing_ok=True)
+    table.mkdir(parents=True)
+    tracker.log_metrics(step, {"loss": 2.0})
+    wait_for(lambda: count_outages(caplog) == step)
+    table.rmdir()
+    wait_for(lambda: table.is_file() and len(table.read_text().splitlines()) == 1 + step)
+
+
+def count_outages(caplog):
+    return len([message for message in caplog.messages if "training continues" in message])
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_each_outage_gives_one_warning(tmp_path, caplog):
+    with Tracker(tmp_path / "run", loggers=("csv",), retry_seconds=0.05) as tracker:
+        lose_table(tracker, 1, tmp_path / "run/metrics.csv", caplog)
+        lose_table(tracker, 2, tmp_path / "run/metrics.csv", caplog)
+    assert count_outages(caplog) == 2
+
+
 def test_loggers_print_nothing(tmp_path, offline):
     source = (
         "import sys; from megaptm.track import Tracker; t = Tracker(sys.argv[1], loggers=sys.argv[2:])\n"
