@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from data_pipeline.annotate.parts import parts_of
 from data_pipeline.clean.step import Change, Filter, require_minimum, require_shares, with_text
+from data_pipeline.clean.words import has_words
 from data_pipeline.document import Document, DropCounts
 
 
@@ -34,7 +35,7 @@ class DropShort(Filter):
 
     characters: int = 16
     words: int = 0
-    """Minimum words of a document, separated by white space."""
+    """Minimum words of a document, separated by white space or in a script without spaces."""
 
     def __post_init__(self) -> None:
         require_minimum(0, self, "drop-short", "characters", "words")
@@ -42,7 +43,7 @@ class DropShort(Filter):
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) < self.characters:
             return f"shorter than {self.characters} characters"
-        if self.words and len(document.text.split(maxsplit=self.words)) < self.words:
+        if not has_words(document.text, self.words):
             return f"shorter than {self.words} words"
         return None
 
@@ -53,7 +54,7 @@ class DropLong(Filter):
 
     characters: int = 1_000
     words: int = 0
-    """Maximum words of a document, separated by white space; 0 means no limit."""
+    """Maximum words of a document, separated by white space or in a script without spaces; 0 means no limit."""
 
     def __post_init__(self) -> None:
         require_minimum(1, self, "drop-long", "characters")
@@ -62,7 +63,7 @@ class DropLong(Filter):
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) > self.characters:
             return f"longer than {self.characters:,} characters"
-        if self.words and len(document.text.split(maxsplit=self.words)) > self.words:
+        if self.words and has_words(document.text, self.words + 1):
             return f"longer than {self.words:,} words"
         return None
 

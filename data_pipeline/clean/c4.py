@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from data_pipeline.clean.phrase_lists import read_phrase_list
 from data_pipeline.clean.step import require_minimum, with_text
-from data_pipeline.clean.words import Words
+from data_pipeline.clean.words import Words, has_words
 from data_pipeline.document import Document, DropCounts
 
 TERMINAL = (".", "!", "?", '"', "'", "\u201d", "\u2019")
@@ -84,9 +84,11 @@ class C4Quality:
     def _keeps_line(self, line: str) -> bool:
         if self.terminal_punctuation and (not line.endswith(TERMINAL) or line.endswith(("...", "…"))):
             return False
-        if len(line.split(None, self.min_words_per_line)) < self.min_words_per_line:
+        if not has_words(line, self.min_words_per_line):
             return False
-        return len(line) <= self.max_word_length or not _word_longer_than(self.max_word_length).search(line)
+        if len(line) <= self.max_word_length or not _word_longer_than(self.max_word_length).search(line):
+            return True
+        return not line.isascii() and bool(Words(line, split="spaces").lengths.max() <= self.max_word_length)
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ from data_pipeline.clean.basic import cut_piece
 from data_pipeline.clean.comparable import comparable, comparable_with_offsets
 from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, file_version, require, require_minimum
-from data_pipeline.clean.words import Words, words_of
+from data_pipeline.clean.words import Words, ngram_factors, words_of
 from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from megaptm.storage import read_text_file
@@ -38,7 +38,8 @@ class Decontaminate:
     against: tuple[str, ...]
     """Paths or globs of evaluation texts: `.jsonl` (a text per field), any other file as plain text."""
     ngram: int = 13
-    """Words of an n-gram. A shorter evaluation text, of 8 words or more, must match completely."""
+    """Words of an n-gram. A shorter evaluation text, of 8 words or more, must match completely. Three letters of an
+    alphabet without spaces, such as Thai, count as a word."""
     fields: tuple[str, ...] = ("text",)
     """Fields of JSON lines that hold evaluation texts; each field of a line is a text."""
     texts: Literal["line", "file"] = "line"
@@ -149,8 +150,9 @@ def _known_ngrams(
             form for text in _read_evaluation_texts(path, step) for form in _comparable_forms(text, before)
         ):
             words = Words(compared, fold=False)
-            if len(words) >= MIN_WORDS:
-                size = min(len(words), step.ngram)
+            factor = int(ngram_factors(words, np.array([0, len(words)]))[0])
+            if len(words) >= MIN_WORDS * factor:
+                size = min(len(words), step.ngram * factor)
                 runs.setdefault(size, []).append(words.ngrams(size))
     if not runs:
         raise UserError(

@@ -11,7 +11,7 @@ import numpy as np
 
 from data_pipeline.clean.lines import lines_of
 from data_pipeline.clean.step import BatchFilter, require_minimum, require_shares
-from data_pipeline.clean.words import reduce_per_text, words_of
+from data_pipeline.clean.words import UNSPACED, reduce_per_text, surplus_words, words_of
 from data_pipeline.document import Document
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -24,8 +24,8 @@ FIRST_WORDS = 100
 class GopherQuality(BatchFilter):
     """Drop text that does not look like prose. Defaults are those of the paper; `null` disables a rule.
 
-    The rules are for English. In Chinese each character counts as a word: set `min_mean_word_length` to 1, and other
-    stop words.
+    The rules are for English. In Chinese each character counts as a word: set `min_mean_word_length` to 1. In Thai and
+    other alphabets without spaces, three letters count as a word. Other languages need other stop words.
     """
 
     min_words: int | None = 50
@@ -56,14 +56,15 @@ class GopherQuality(BatchFilter):
 
     def reasons(self, documents: Sequence[Document]) -> Iterator[str | None]:
         words, firsts = words_of([document.text for document in documents], fold=False, split="spaces")
-        counts = np.diff(firsts).tolist()
+        surplus = surplus_words(words, firsts)
+        counts = (np.diff(firsts) - surplus).tolist()
         characters = reduce_per_text(np.add, words.lengths, firsts).tolist()
-        alphabetic = reduce_per_text(np.add, words.alphabetic, firsts).tolist()
+        alphabetic = (reduce_per_text(np.add, words.alphabetic, firsts) - surplus).tolist()
         for document, *numbers in zip(documents, counts, characters, alphabetic, strict=True):
             fault = self._word_reason(*numbers) or self._symbol_reason(document.text, words=numbers[0])
             yield fault and f"gopher-quality: {fault}"
 
-    def _word_reason(self, words: int, characters: int, alphabetic: int) -> str | None:
+    def _word_reason(self, words: float, characters: int, alphabetic: float) -> str | None:
         if self.min_words is not None and words < self.min_words:
             return f"fewer than {self.min_words:,} words"
         if self.max_words is not None and words > self.max_words:
@@ -78,7 +79,7 @@ class GopherQuality(BatchFilter):
             return f"less than {self.min_alphabetic_word_share:.0%} of words with a letter"
         return None
 
-    def _symbol_reason(self, text: str, *, words: int) -> str | None:
+    def _symbol_reason(self, text: str, *, words: float) -> str | None:
         if self.max_symbols_per_word is not None:
             if text.count("#") > self.max_symbols_per_word * words:
                 return f"more than {self.max_symbols_per_word:g} hash signs per word"
@@ -138,4 +139,6 @@ def _count_different(text: str, words: tuple[str, ...], *, enough: int) -> int:
 
 @lru_cache(maxsize=8)
 def _any_of(words: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"\b(?:{'|'.join(map(re.escape, words))})\b", re.IGNORECASE)
+    unspaced = [re.escape(word) for word in words if UNSPACED.search(word)]  # may have letters on both sides
+    spaced = [re.escape(word) for word in words if not UNSPACED.search(word)]
+    return re.compile("|".join([rf"\b(?:{'|'.join(spaced)})\b", *unspaced]), re.IGNORECASE)

@@ -10,7 +10,7 @@ import numpy as np
 from data_pipeline.clean.lines import lines_of, paragraphs_of
 from data_pipeline.clean.repeats import NGrams
 from data_pipeline.clean.step import BatchFilter, require_shares
-from data_pipeline.clean.words import Words, reduce_per_text, words_of
+from data_pipeline.clean.words import Words, ngram_factors, reduce_per_text, words_of
 from data_pipeline.document import Document
 
 TOP_SIZES, DUPLICATE_SIZES = (2, 3, 4), (5, 6, 7, 8, 9, 10)
@@ -22,7 +22,7 @@ class GopherRepetition(BatchFilter):
 
     A line, paragraph or n-gram is a duplicate if it occurred earlier in the text. Shares of characters refer to all
     characters of lines and paragraphs without trailing white space, or to all characters of words. Blank lines are
-    ignored.
+    ignored. In alphabets without spaces, such as Thai, a word of an n-gram is three letters.
     """
 
     duplicate_lines: float | None = 0.30
@@ -70,18 +70,27 @@ class GopherRepetition(BatchFilter):
     def _word_reasons(self, texts: Sequence[str]) -> dict[int, str]:
         """Return the first broken rule about n-grams by index of the text, for texts that break one."""
         words, firsts = words_of(texts, fold=False, split="spaces")
+        factors = ngram_factors(words, firsts)
+        if len(set(factors.tolist())) > 1:
+            indexes = [np.flatnonzero(factors == factor).tolist() for factor in np.unique(factors)]
+            return {
+                alike[at]: rule
+                for alike in indexes
+                for at, rule in self._word_reasons([texts[at] for at in alike]).items()
+            }
+        factor = int(factors.max(initial=1))
         total = reduce_per_text(np.add, words.lengths, firsts)
         broken: dict[int, str] = {}
         for size, max_share in self._enabled_rules("top_{}_gram", TOP_SIZES):
-            over = NGrams.of(words, firsts, size).top_characters() > max_share * total
+            over = NGrams.of(words, firsts, size * factor).top_characters() > max_share * total
             broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"top_{size}_gram") | broken
         rules = self._enabled_rules("duplicate_{}_grams", DUPLICATE_SIZES)
-        return self._duplicate_reasons(texts, words, firsts, rules) | broken
+        return self._duplicate_reasons(texts, words, firsts, rules, factor) | broken
 
     def _duplicate_reasons(
-        self, texts: Sequence[str], words: Words, firsts: np.ndarray, rules: Sequence[tuple[int, float]]
+        self, texts: Sequence[str], words: Words, firsts: np.ndarray, rules: Sequence[tuple[int, float]], factor: int
     ) -> dict[int, str]:
-        """Return index of a text -> the first broken rule about duplicate n-grams.
+        """Return index of a text -> the first broken rule about duplicate n-grams, whose sizes are times `factor`.
 
         Each duplicate 6-gram consists of duplicate 5-grams, and so on. So a text with few characters in short
         duplicates satisfies all later rules and is not checked again.
@@ -90,14 +99,14 @@ class GopherRepetition(BatchFilter):
             return {}
         (size, max_share), *later = rules
         total = reduce_per_text(np.add, words.lengths, firsts)
-        duplicated = NGrams.of(words, firsts, size).duplicate_characters()
+        duplicated = NGrams.of(words, firsts, size * factor).duplicate_characters()
         over = duplicated > max_share * total
         broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"duplicate_{size}_grams")
         remaining = np.flatnonzero(~over & (duplicated > min(share for _, share in rules) * total)).tolist()
         if remaining:
             remaining_texts = [texts[at] for at in remaining]
             broken_later = self._duplicate_reasons(
-                remaining_texts, *words_of(remaining_texts, fold=False, split="spaces"), later
+                remaining_texts, *words_of(remaining_texts, fold=False, split="spaces"), later, factor
             )
             broken |= {remaining[at]: rule for at, rule in broken_later.items()}
         return broken

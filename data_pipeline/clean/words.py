@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
@@ -12,11 +13,31 @@ import numpy as np
 
 WordSplit = Literal["letters", "spaces"]
 
-SEPARATOR, INSIDE, ALPHABETIC, ALONE = range(4)
-"""Kind of a character, for word boundaries: between words, inside a word, letter inside a word, or a word by itself."""
+SEPARATOR, INSIDE, MARK, ALPHABETIC, ALONE, CLUSTER = range(6)
+"""Kind of a character, for word boundaries: between words, inside a word, mark of the character before it, letter
+inside a word, a word by itself with its marks, or a letter that with its marks is a third of a word."""
 
-# Scripts written without spaces, where each character counts as a word.
-ALONE_RANGES = ((0x3041, 0x30FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
+# Scripts written without spaces, where each character counts as a word: kana, Yi, Chinese.
+ALONE_RANGES = (
+    *((0x3041, 0x30FF), (0x31F0, 0x31FF), (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xA000, 0xA48C), (0xF900, 0xFAFF)),
+    *((0xFF66, 0xFF9D), (0x20000, 0x3FFFF)),
+)
+# Alphabets written without spaces: Thai, Lao; Burmese; Khmer; Tai Le, New Tai Lue; Buginese, Tai Tham; Balinese; Batak;
+# Javanese, Cham, Tai Viet (https://www.unicode.org/reports/tr14/, classes SA, AK and AS).
+CLUSTER_RANGES = (
+    *((0x0E01, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x1950, 0x19DF), (0x1A00, 0x1AAF), (0x1B00, 0x1B7F)),
+    *((0x1BC0, 0x1BFF), (0xA980, 0xAADF)),
+)
+CLUSTERS_PER_WORD = 3
+"""Number of letters, with their marks, that count as a word in an alphabet written without spaces."""
+LETTER_MARKS = (0x0E33, 0x0EB3, 0xFF9E, 0xFF9F)
+"""Letters that belong to the character before them: sara am of Thai and Lao, voiced marks of half-width kana."""
+SYLLABLE_ENDS = (0x0F0B, 0x0F0C)
+"""Marks between the syllables of Tibetan, which has no spaces. There a syllable is a word."""
+UNSPACED = re.compile(
+    "[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in (*ALONE_RANGES, *CLUSTER_RANGES, SYLLABLE_ENDS)) + "]"
+)
+"""Pattern of a character of a script written without spaces."""
 CODES = 0x110000
 SCRIPTS = 0x20000
 """Largest code point of alphabets; those above are Chinese characters or rare symbols."""
@@ -25,7 +46,7 @@ AT_ONCE = 1 << 14
 """Number of characters or words that are split at a time, so that intermediate arrays stay in the processor's cache."""
 WORD_BYTES = 8
 MAX_HASHED_BYTES = 128
-"""Maximum bytes of a word that numpy hashes. The rest of longer words, such as Thai sentences, is hashed one by one."""
+"""Maximum bytes of a word that numpy hashes. The rest of longer words, such as URLs, is hashed one by one."""
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 HALF = np.uint64(32)
 SHIFTS = np.array([30, 27, 31], np.uint64)
@@ -40,7 +61,8 @@ class Words:
 
     - `split="letters"`: a word is a run of letters, marks and digits, without punctuation.
     - `split="spaces"`: a word is anything between white space.
-    - In both, a Chinese character or a kana is a word.
+    - In both, a Chinese character or a kana is a word, and so is a letter of Thai and other alphabets without spaces,
+      with the marks that follow it (`is_cluster`).
     - `fold`: hashes ignore case.
 
     The hash of a word depends only on its characters, not on its position or the machine.
@@ -123,6 +145,13 @@ class Words:
             return np.empty(0, bool)
         return np.maximum.reduceat(self._kinds_by_byte(), self.starts) >= ALPHABETIC
 
+    @cached_property
+    def is_cluster(self) -> np.ndarray:
+        """Whether each word is a letter of an alphabet without spaces, bool [words]."""
+        if self._ascii or not (self._non_ascii_characters[2] == CLUSTER).any():
+            return np.zeros(len(self), bool)
+        return self._kinds_by_byte()[self.starts] == CLUSTER
+
     def _word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return starts and ends of words: where kinds change, and around each character that is a word by itself."""
         inside = np.zeros(len(self._encoded) + 2, bool)
@@ -132,9 +161,15 @@ class Words:
             edges = np.flatnonzero(cuts).astype(np.int32)
             return edges[::2], edges[1::2]
         leads, widths, kinds = self._non_ascii_characters
-        alone = kinds == ALONE
-        cuts[leads[alone]] = True
-        cuts[leads[alone] + widths[alone]] = True
+        if kinds.max() >= ALONE:
+            ends = leads + widths
+            is_joined = kinds == MARK
+            is_joined[1:] &= leads[1:] == ends[:-1]
+            firsts = np.flatnonzero(~is_joined)
+            lasts = np.append(firsts[1:], len(kinds)) - 1
+            alone = kinds[firsts] >= ALONE
+            cuts[leads[firsts[alone]]] = True
+            cuts[ends[lasts[alone]]] = True
         edges = np.flatnonzero(cuts).astype(np.int32)
         words = inside[1:][edges[:-1]]
         return edges[:-1][words], edges[1:][words]
@@ -194,6 +229,30 @@ def reduce_per_text(gather: np.ufunc, values: np.ndarray, firsts: np.ndarray) ->
     return gathered
 
 
+def surplus_words(words: Words, firsts: np.ndarray) -> np.ndarray:
+    """Return for each text the number of words to subtract from its count, because CLUSTERS_PER_WORD clusters count as
+    one word, float64 [texts]."""
+    clusters = reduce_per_text(np.add, words.is_cluster, firsts)
+    return clusters - clusters / CLUSTERS_PER_WORD
+
+
+def ngram_factors(words: Words, firsts: np.ndarray) -> np.ndarray:
+    """Return for each text the factor of n-gram sizes, int64 [texts]: CLUSTERS_PER_WORD if most of its words are
+    clusters, else 1."""
+    is_cluster_text = 2 * reduce_per_text(np.add, words.is_cluster, firsts) > np.diff(firsts)
+    return np.where(is_cluster_text, CLUSTERS_PER_WORD, 1)
+
+
+def has_words(text: str, count: int) -> bool:
+    """Whether a text has at least `count` words, separated by white space or in a script without spaces."""
+    if len(text.split(None, count)) >= count:
+        return True
+    if text.isascii() or not UNSPACED.search(text):
+        return False
+    words, firsts = words_of([text], fold=False, split="spaces")
+    return len(words) - float(surplus_words(words, firsts)[0]) >= count
+
+
 def _hash_words(eight: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return the hashes of the first MAX_HASHED_BYTES of words and of their sizes, uint64 [words], from the eight bytes
     at each offset: the first sixteen bytes at once, then the rest."""
@@ -249,13 +308,20 @@ def _kinds_of_codes(split: WordSplit) -> np.ndarray:
     characters = np.arange(CODES, dtype=np.uint32).view("U1")
     if split == "spaces":
         kinds = np.where(np.strings.isspace(characters), SEPARATOR, INSIDE).astype(np.uint8)
+        marks = {"Mn", "Mc", "Me", "Cf"}
     else:
         kinds = np.where(np.strings.isalnum(characters), INSIDE, SEPARATOR).astype(np.uint8)
-        # Combining vowel signs and accents, which follow their letter.
-        kinds[[code for code in range(SCRIPTS) if unicodedata.category(chr(code))[0] == "M"]] = INSIDE
-    kinds[np.strings.isalpha(characters)] = ALPHABETIC
+        marks = {"Mn", "Mc", "Me"}
+    letters = np.strings.isalpha(characters)
+    kinds[letters] = ALPHABETIC
+    # Vowel signs and accents, and invisible characters such as spaces without width.
+    kinds[[code for code in range(SCRIPTS) if unicodedata.category(chr(code)) in marks]] = MARK
+    kinds[[*SYLLABLE_ENDS]] = SEPARATOR
     for first, last in ALONE_RANGES:
         kinds[first : last + 1] = ALONE
+    for first, last in CLUSTER_RANGES:
+        kinds[first : last + 1][letters[first : last + 1]] = CLUSTER
+    kinds[[*LETTER_MARKS]] = MARK
     return kinds
 
 

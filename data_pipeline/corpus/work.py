@@ -27,7 +27,7 @@ from megaptm.storage import created_paths, file_sha256, write_atomically
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-VERSION = f"{__version__} 6"
+VERSION = f"{__version__} 7"
 """Version of stored results of jobs. Those of another version are ignored. Increment the second number when the meaning
 of a job changes."""
 

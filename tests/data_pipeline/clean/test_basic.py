@@ -89,6 +89,14 @@ def test_cut_pieces_are_named_by_offset():
     assert [piece.source for piece in pieces] == ["book.txt@0", "book.txt@9", "note.txt"]
 
 
+def test_words_are_counted_in_scripts_without_spaces():
+    long, short = (
+        clean("กขค" * 3, "字" * 3, "字", steps=[DropLong(words=2)]),
+        clean("กขค" * 3, "กข", steps=[DropShort(1, 2)]),
+    )
+    assert (long[0], short[0]) == (["字"], ["กขค" * 3])
+
+
 def test_drop_short_by_words():
     retained, dropped = clean("one two", "one two three", "a" * 100, steps=[DropShort(characters=1, words=3)])
     assert retained == ["one two three"]

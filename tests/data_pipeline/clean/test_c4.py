@@ -56,6 +56,11 @@ def test_c4_keeps_longest_allowed_word():
     assert texts(LINES, line) == [line]
 
 
+@pytest.mark.parametrize("line", ["字" * 1500, "กขค" * 500])
+def test_c4_keeps_lines_without_spaces(line):
+    assert texts(C4Quality(min_sentences=0, terminal_punctuation=False), line) == [line]
+
+
 def test_c4_removes_citations():
     assert texts(LINES, "The earth is[1] round[citation needed] and old.[23][edit]") == ["The earth is round and old."]
 

@@ -16,6 +16,8 @@ from data_pipeline.clean.scrub import Scrub
 from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
+from tests.data_pipeline.unspaced import WORDS as LANGUAGES
+from tests.data_pipeline.unspaced import page, sentence
 
 WORDS = [f"word{number}" for number in range(100)]
 QUESTION = " ".join(WORDS[:20])
@@ -71,6 +73,16 @@ def test_only_a_newline_ends_an_evaluation_text(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(f"{QUESTION}\n{' '.join(WORDS[30:37])}\u2028{' '.join(WORDS[37:44])}\n")
     assert reason(Decontaminate(against=(str(path),)), " ".join(WORDS[30:44])) == WHY
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_evaluation_text_without_spaces_is_found_within_a_page(language, tmp_path):
+    path = tmp_path / "questions.txt"
+    path.write_text(sentence(language, 7))
+    step = Decontaminate(against=(str(path),))
+    assert reason(step, page(language, *range(20))) == WHY
+    assert reason(step, page(language, *range(8, 28))) is None
+    assert reason(step, page(language, 1, 2) + sentence(language, 7)[:16] + page(language, 3, 4)) is None
 
 
 def test_cutting_keeps_distant_text(evaluation):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from data_pipeline.clean.gopher_quality import GopherQuality
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
+from tests.data_pipeline.unspaced import WORDS, page
 
 PROSE = "the cat and that dog have been here with us to see all of it"  # 15 words
 STEP = GopherQuality()
@@ -76,6 +77,15 @@ def test_gopher_quality_rule_bounds(retained, left_out, why):
 @pytest.mark.parametrize("end", ["the of", "(The) \u201cOF\u201d"])
 def test_stop_words_match_anywhere_in_any_case(end):
     assert reason(STEP, "word " * 1000 + end) is None
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_pages_without_spaces_pass_with_stop_words_of_their_language(language):
+    """Three letters count as a word, so that the default numbers fit."""
+    step = GopherQuality(stop_words=tuple(WORDS[language].split()[-6:-2]))
+    assert reason(step, page(language, *range(20))) is None
+    assert reason(step, page(language, 0)) == "fewer than 50 words"
+    assert reason(STEP, page(language, *range(20))) == "fewer than 2 stop words"
 
 
 def test_blank_lines_are_not_counted():

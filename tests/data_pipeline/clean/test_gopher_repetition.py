@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from data_pipeline.clean.gopher_repetition import GopherRepetition
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
+from tests.data_pipeline.unspaced import WORDS, page
 
 STEP = GopherRepetition()
 OFF = dict.fromkeys(asdict(STEP))
@@ -22,6 +23,15 @@ def fresh(count, length=4):
     """Different words of one length."""
     letters = itertools.product("abcdefghij", repeat=length)
     return ["".join(word) for word in itertools.islice(letters, count)]
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_repeated_sentences_without_spaces(language):
+    """Frequent words are no repetition, although each is as long as an n-gram of letters. A batch may be mixed."""
+    fresh_page, repetitive = page(language, *range(20)), page(language, *range(10), *range(10))
+    _, dropped = run(STEP, fresh_page, " ".join(fresh(500)), repetitive)
+    assert [source for examples in dropped.examples.values() for source, _ in examples] == ["2.txt"]
+    assert [*dropped.counts] == ["gopher-repetition: duplicate 5 grams above 15%"]
 
 
 def test_defaults_match_table_a1():

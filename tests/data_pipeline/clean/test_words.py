@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean.words import MAX_HASHED_BYTES, Words
+from data_pipeline.clean.words import MAX_HASHED_BYTES, UNSPACED, Words, has_words
 
-TEXTS = st.text(alphabet=st.sampled_from("aBz09_.,'-  \n\té\u0301ÉñİßΓδ字の漢한🙂\u3000—“”\u00a0𐐀𐐨"), max_size=60)
+TEXTS = st.text(alphabet=st.sampled_from("aBz09_.,'-  \n\té\u0301ÉñİßΓδ字の漢ก่한🙂\u3000—“”\u00a0𐐀𐐨"), max_size=60)
 
 
 def strings(text, **options):
@@ -29,13 +29,49 @@ def test_chinese_characters_and_kana_are_words(split):
     assert strings("ab漢字cd のx", split=split) == ["ab", "漢", "字", "cd", "の", "x"]
 
 
+@pytest.mark.parametrize("split", ["letters", "spaces"])
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("ที่นี่ 2568ปี", "ที่ นี่ 2568 ปี"),
+        ("กำลังน้ำ", "กำ ลั ง น้ำ"),
+        ("ນ້ຳຢູ່ໃສ", "ນ້ຳ ຢູ່ ໃ ສ"),
+        ("ភាសាខ្មែរ", "ភា សា ខ្ មែ រ"),
+        ("မြန်မာ", "မြ န် မာ"),
+        ("ꦲꦏ꧀ꦱꦫ", "ꦲ ꦏ꧀ ꦱ ꦫ"),
+        ("ᦷᦟᦲᧉxᦺᦑ", "ᦷ ᦟ ᦲ ᧉ x ᦺ ᦑ"),
+        ("བོད་སྐད", "བོད སྐད"),
+        ("ｶﾞｷﾞ", "ｶﾞ ｷﾞ"),
+    ],
+    ids=["Thai", "Thai am", "Lao", "Khmer", "Burmese", "Javanese", "Dai", "Tibetan", "half-width kana"],
+)
+def test_scripts_without_spaces_are_split_at_letters(text, letters, split):
+    """A vowel sign or tone mark belongs to the letter before it."""
+    assert strings(text, split=split) == letters.split()
+
+
+@pytest.mark.parametrize("split", ["letters", "spaces"])
+def test_invisible_spaces_are_no_words(split):
+    """Khmer and Burmese web pages have spaces without width (U+200B) between words."""
+    assert len(Words("ខ្ញុំ\u200bទៅ\u200bផ្ទះ", split=split)) == len(Words("ខ្ញុំទៅផ្ទះ", split=split)) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("one two", 2), ("字字 one", 3), ("กขคงจฉ", 2), ("กขค one", 2), ("བོད་སྐད་ཡིག", 3), ("", 0)]
+)
+def test_words_are_counted_in_all_scripts(text, count):
+    """In alphabets without spaces, three letters count as a word."""
+    assert has_words(text, count)
+    assert not has_words(text, count + 1)
+
+
 def test_combining_marks_belong_to_words():
     assert strings("cafe\u0301 हिन्दी") == ["cafe\u0301", "हिन्दी"]
 
 
 @given(text=st.text())
 def test_space_words_match_str_split(text):
-    text = "".join(character for character in text if character < "\u3041")
+    text = UNSPACED.sub("", text)
     assert strings(text, split="spaces") == text.split()
 
 
@@ -84,10 +120,9 @@ def test_alphabetic_words_contain_a_letter(text):
     assert Words(text, split="spaces").alphabetic.tolist() == expected
 
 
-@pytest.mark.parametrize("letter", ["a", "ก"])
-def test_long_words_are_hashed_to_their_end(letter):
-    """Languages without spaces, such as Thai, have long words that start alike."""
-    words = [letter * MAX_HASHED_BYTES + end for end in ("b", "c", "bb")]
+def test_long_words_are_hashed_to_their_end():
+    """URLs are long words that start alike."""
+    words = ["a" * MAX_HASHED_BYTES + end for end in ("b", "c", "bb")]
     assert len({*Words(" ".join(words)).hashes.tolist()}) == 3
     assert Words("A" * 200).hashes == Words("a" * 200).hashes
 

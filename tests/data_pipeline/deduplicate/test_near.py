@@ -18,6 +18,7 @@ from tests.data_pipeline.deduplicate.corpora import (
     real_documents,
     write_parts,
 )
+from tests.data_pipeline.unspaced import WORDS, page
 
 KINDS = ("replace", "delete", "insert", "shuffle")
 NEAR = NearDuplicateOptions()
@@ -65,6 +66,17 @@ def test_near_duplicates_are_found(measured, kind):
     pairs = [result for similarity, result in measured[0][kind] if similarity >= NEAR.threshold]
     assert len(pairs) > 200
     assert np.mean(pairs) >= 0.95
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_near_duplicates_without_spaces(language, tmp_path):
+    """The second page has one other sentence of 20; the third shares the first sentence only."""
+    pages = [
+        page(language, *range(20)),
+        page(language, *range(7), 99, *range(8, 20)),
+        page(language, 0, *range(40, 59)),
+    ]
+    assert connected(tmp_path, pages) == {1: 0}
 
 
 def test_pairs_above_threshold_are_found(measured):
