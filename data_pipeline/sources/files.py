@@ -18,6 +18,7 @@ from data_pipeline.sources.local import list_folder, list_path
 from data_pipeline.sources.overrides import apply_overrides, refuse_unmatched
 from data_pipeline.sources.remote import list_url
 from data_pipeline.sources.shard_lists import check_shard_lists
+from data_pipeline.sources.shard_names import check_shard_names
 from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
 from megaptm.storage import is_remote
@@ -33,7 +34,7 @@ def find_files(sources: Sequence[str | Source], dropped: DropCounts | None = Non
     (code points).
 
     Files that are skipped in a folder or glob are counted in `dropped`. Raises `UserError` if a source does not exist
-    or has no text, or if two sources name the same file.
+    or has no text, if two sources name the same file, or if shards of a dataset are missing.
     """
     if not sources:
         raise UserError("no source is given: name a file, a folder, a glob or a URL.")
@@ -76,6 +77,7 @@ def _files_of(source: Source, skipped: DropCounts) -> list[InputFile]:
     if find_inputs is None:
         find_inputs = _aligned_files if source.aligned else _unpaired_files
     files = sorted(find_inputs(source, listing), key=lambda file: (file.name, file.path))
+    check_shard_names(source, listing, files)
     taken = {file.path for file in files} | {file.aligned.path for file in files if file.aligned is not None}
     not_taken = [
         (skip_reason(file.name, source, listing.kind) or "unknown format", file.name)

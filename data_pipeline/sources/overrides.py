@@ -14,7 +14,7 @@ from data_pipeline.sources.archives import archive_kind
 from data_pipeline.sources.source import InputFile, Source
 from megaptm.errors import UserError
 
-SOURCE_SETTINGS = frozenset({"path", "overrides", "parts", "aligned", "prefix"})
+SOURCE_SETTINGS = frozenset({"path", "overrides", "parts", "aligned", "prefix", "incomplete"})
 """Settings of the source as a whole, which cannot be overridden per file."""
 
 

@@ -68,6 +68,8 @@ class Source:
     """Whether to extract the main content of an HTML or WARC page, or all of its text."""
     leave_out: tuple[str, ...] = MARKUP
     """Wikipedia markup to remove: `headers`, `lists`, `tables`, as in BERT's corpus (arXiv:1810.04805, section 3.1)."""
+    incomplete: bool = False
+    """Whether shards of a dataset, such as `train-00001-of-00003.parquet`, may be missing."""
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of the files whose names match a glob, by glob: `{"reviews*.jsonl": {text: content}}`."""
     max_bytes: int | None = None
