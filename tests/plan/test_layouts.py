@@ -63,8 +63,8 @@ def test_layouts_for_8_and_64_devices():
     for path in PATHS:
         train, data = load(path).train, load(path).data
         for devices in (8, 64):
-            # Batches of 32 short sequences are small enough for one machine.
-            enough = devices == 8 or train.batch * data.sequence > 32 * 128
+            # On 64 devices a batch of 10,000 tokens spends most of a step on sending gradients.
+            enough = devices == 8 or train.batch * data.sequence > 10_000
             expected = enough and fastest(path, devices) is not None
             assert (devices in UncheckedConfig.read(path).offered_devices) == expected
 
