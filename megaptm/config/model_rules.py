@@ -71,9 +71,10 @@ def _unused_key_reasons(spec: ModelSpec) -> Iterator[tuple[Collection[str], str]
             yield kind.excluded_keys, kind.reason
     if len(family.token_inputs) > 1 or family.separate_tables or (tokens := token_costs(spec)) is None or tokens.module:
         yield ("word_vectors",), "has no single table of words"
-    if not any(HEADS[name].samples_negatives for name in family.heads if name in HEADS):
+    heads = [HEADS[name] for name in family.heads if name in HEADS]
+    if not any(head.samples_negatives for head in heads):
         yield ("negatives",), "compares all tokens in its losses"
-    if not family.output.plain and not all(HEADS[name].next_token for name in family.heads if name in HEADS):
+    if not all(head.next_token or (head is HEADS["mlm"] and family.output.transform is None) for head in heads):
         yield ("tied",), "has heads with the projection of their paper"
     if not family.init.uses_std:
         yield ("init_std",), "initializes each weight by its own rule"

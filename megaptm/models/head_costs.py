@@ -226,23 +226,13 @@ class LanguageHeadCosts(HeadCosts):
 
 
 class MaskedHeadCosts(LanguageHeadCosts):
-    """Costs of the masked language model head, which reads only predicted positions: as BERT's with linear layer, norm,
-    vocabulary projection and one bias per token, or as `LanguageHeadCosts` (`OutputSpec.plain`)."""
+    """Costs of the masked language model head: that of a language model, for predicted positions only."""
 
     name = "mlm"
     module = "megaptm.models.heads:MaskedHead"
     next_token = False
     predicted_only = True
     published = 0
-
-    @property
-    def transform(self) -> TransformSpec | None:
-        output = self.spec.family.output
-        return None if output.plain else output.transform or TransformSpec()
-
-    @property
-    def has_bias(self) -> bool:
-        return self.spec.family.output.bias or not self.spec.family.output.plain
 
 
 class RowClassHeadCosts(HeadCosts):

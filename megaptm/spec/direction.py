@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from megaptm.spec.block import SCORE_BIASES
-from megaptm.spec.family import Family, TransformSpec, change
+from megaptm.spec.family import Family, change
 
 HEADS = {True: "lm", False: "mlm"}
 """Whether a stack is causal -> its head, which predicts the next token or masked tokens."""
@@ -27,22 +25,14 @@ def can_turn(family: Family) -> bool:
 
 
 def with_direction(family: Family, *, causal: bool) -> Family:
-    """Return the family with attention to one side or both, and the head that fits.
-
-    The head has the layers of the published one, so that its weights remain: those of BERT include a transform and a
-    bias.
-    """
+    """Return the family with attention to one side or both, and the head that fits. The head keeps its layers."""
     [(stack, block)] = family.stacks.items()
     if block.causal is causal:
         return family
-    output, head = family.output, HEADS[causal]
-    differences: dict[str, Any] = {} if causal else {"plain": output.transform is None}
-    if causal and not output.plain:
-        differences = {"transform": output.transform or TransformSpec(), "bias": True}
+    head = HEADS[causal]
     return change(
         family,
         stacks={stack: change(block, visibility="causal" if causal else "full")},
         heads=(head,),
-        output=differences,
         objectives=(OBJECTIVES[head],),
     )

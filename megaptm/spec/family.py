@@ -60,15 +60,11 @@ class OutputSpec:
     tied: bool = True
     """Whether the projection is the token table."""
     bias: bool = False
-    """Whether next-token logits have a learned bias (Transformer-XL). Those of masked tokens always have one, unless
-    `plain`."""
+    """Whether logits have a learned bias for each token (BERT, Transformer-XL)."""
     scale: str = "none"
     """Factor of hidden states before a tied projection: `none`, or `rsqrt-width` for width**-0.5 (T5 v1.0, PaLM)."""
     transform: TransformSpec | None = None
-    """Layer before the projection of `lm` heads, and the record of that of `mlm` heads. None: `lm` heads have no such
-    layer, and `mlm` heads have BERT's."""
-    plain: bool = False
-    """Whether `mlm` heads equal `lm` heads: no layer before the projection, and `bias` as there (EuroBERT)."""
+    """Linear layer, activation and norm before the projection (BERT), or None."""
     cap: float | None = None
     """Soft cap c of next-token logits, c tanh(logits / c) (Gemma 2). None: no cap."""
 

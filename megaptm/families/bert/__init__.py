@@ -1,6 +1,18 @@
 """BERT (Devlin et al., 2018)."""
 
-from megaptm.spec import Block, EmbeddingSpec, Family, InitSpec, NormSpec, SegmentInput, Size, TokenInput, TokenizerSpec
+from megaptm.spec import (
+    Block,
+    EmbeddingSpec,
+    Family,
+    InitSpec,
+    NormSpec,
+    OutputSpec,
+    SegmentInput,
+    Size,
+    TokenInput,
+    TokenizerSpec,
+    TransformSpec,
+)
 
 BERT = Family(
     name="bert",
@@ -12,6 +24,7 @@ BERT = Family(
     embedding=EmbeddingSpec(norm=True),
     stacks={"encoder": Block(position="learned", norm=NormSpec(position="post", eps=1e-12))},
     heads=("mlm", "next-sentence"),
+    output=OutputSpec(transform=TransformSpec(), bias=True),
     objectives=(
         "masked-lm-next-sentence",
         "masked-lm",

@@ -2,7 +2,7 @@
 
 from megaptm.families.deberta.spec import DifferenceInput, DisentangledSpec
 from megaptm.families.electra import ELECTRA
-from megaptm.spec import Block, EmbeddingSpec, Family, NormSpec, Size, TokenizerSpec, change
+from megaptm.spec import Block, EmbeddingSpec, Family, NormSpec, OutputSpec, Size, TokenizerSpec, TransformSpec, change
 
 LAYER = Block(
     attention=DisentangledSpec(bias="no-keys", scale="sqrt-3", mask_decoder=True),
@@ -17,6 +17,7 @@ DEBERTA = Family(
     embedding=EmbeddingSpec(norm=True),
     stacks={"encoder": LAYER},
     heads=("mlm",),
+    output=OutputSpec(transform=TransformSpec(), bias=True),
     objectives=("masked-lm", "masked-lm-whole-word"),
     sizes={
         "base": Size(layers=12, width=768, heads=12, ffn=3072),

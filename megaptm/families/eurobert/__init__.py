@@ -11,7 +11,6 @@ EUROBERT = change(
     # The base after the extension to 8,192 tokens, as in the released configs.
     stacks={"encoder": change(LLAMA3.last_block, visibility="full", attention={"rope_base": 250_000.0})},
     heads=("mlm",),
-    output={"plain": True},
     objectives=("masked-lm", "masked-lm-whole-word"),
     # optimus/trainer/model/encoder/eurobert.py of github.com/Nicolas-BZRD/EuroBERT.
     sizes={

@@ -39,7 +39,7 @@ MODERNBERT = Family(
         )
     },
     heads=("mlm",),
-    output=OutputSpec(transform=TransformSpec(bias=False, activation="gelu")),
+    output=OutputSpec(transform=TransformSpec(bias=False, activation="gelu"), bias=True),
     init=InitSpec(rule="truncated-gpt2"),
     dropout=0.0,
     objectives=("masked-lm", "masked-lm-whole-word"),
@@ -80,7 +80,6 @@ ETTIN_DECODER = change(
         )
     },
     heads=("lm",),
-    output={"bias": True},
     objectives=("causal-lm",),
 )
 

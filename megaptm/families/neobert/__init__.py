@@ -10,7 +10,7 @@ NEOBERT = change(
     tokenizer={"kind": "wordpiece", "vocabulary": 30_522},
     stacks={"encoder": change(LLAMA.last_block, visibility="full")},
     heads=("mlm",),
-    output={"plain": True, "bias": True},
+    output={"bias": True},
     objectives=("masked-lm", "masked-lm-whole-word"),
     # Two thirds of a feed-forward of 3,072, because SwiGLU has a third matrix.
     sizes={"250m": Size(layers=28, width=768, heads=12, ffn=2048)},

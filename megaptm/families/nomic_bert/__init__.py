@@ -1,7 +1,7 @@
 """Nomic-BERT (Nussbaum et al., 2024): BERT with rotary positions and SwiGLU, for texts of 2,048 tokens."""
 
 from megaptm.families.bert import BERT
-from megaptm.spec import AttentionSpec, FFNSpec, OutputSpec, TransformSpec, change
+from megaptm.spec import AttentionSpec, FFNSpec, TransformSpec, change
 
 NOMIC_BERT = change(
     BERT,
@@ -18,7 +18,7 @@ NOMIC_BERT = change(
         )
     },
     heads=("mlm",),
-    output=OutputSpec(transform=TransformSpec(activation="torch.nn.functional:silu")),
+    output={"transform": TransformSpec(activation="torch.nn.functional:silu")},
     dropout=0.0,
     objectives=("masked-lm", "masked-lm-whole-word"),
     sizes={"base": BERT.sizes["base"]},
