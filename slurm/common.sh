@@ -41,7 +41,7 @@ train() {
     local plan
     plan=$(once megaptm.launch.slurm.preflight --attempt="$SLURM_JOB_ID.$restart" --tasks="$SLURM_NTASKS" "$@") || exit
     [[ $plan ]] || exit 0 # nothing is left to do
-    restarts=${plan%% *} logs=${plan#* }
+    read -r restarts fault_hours logs <<<"$plan"
     leave_failed_node
     scontrol show hostnames "$SLURM_JOB_NODELIST" >"$logs/nodes"
     compare_nodes
@@ -54,6 +54,7 @@ train() {
     done
     echo "$code" >"$logs/ended"
     if [[ $code == 75 ]]; then requeue; fi # saved, or a rank hung: continue
+    exclude_sick_nodes
     exit "$code"
 }
 
@@ -61,16 +62,17 @@ train() {
 ended_for_good() {
     trap 'asked=yes' USR1
     if ((code == 0)); then return; fi
-    exclude_node "$(lost_node)"
+    exclude_lost_node "$(lost_node)"
     if [[ $asked && $code == 138 && $start == 0 ]]; then too_short; fi
     if start_failed; then
         await_node_failure
         code=75
         return
     fi
-    local stopping=()
-    if [[ $asked ]] || ! running; then stopping=(--stopping); fi
-    once megaptm.launch.slurm.failure_report "${stopping[@]}" --restarts="$restarts" --start="$start" "$own"
+    local facts=(--restarts="$restarts" --start="$start" --node-fault-hours="$fault_hours")
+    if [[ $asked ]] || ! running; then facts+=(--stopping); fi
+    count_nodes
+    once megaptm.launch.slurm.failure_report "${facts[@]}" "$own"
     case $?$asked in
         72) ! running ;; # start again, unless Slurm is ending the job
         72*) code=75 ;;  # the warning came during the restart
@@ -154,12 +156,12 @@ requeue() {
     if running; then
         echo "Saved; job $SLURM_JOB_ID goes back to the queue."
         if scontrol requeue "$SLURM_JOB_ID"; then
+            (trap '' TERM; exclude_sick_nodes)
             sleep infinity # until Slurm ends this start of the job
             exit 75
         fi
         echo "The job must not be requeued (--no-requeue): another job can continue the run."
     fi
-    exit 75
 }
 
 # Whether Slurm runs this start of the job: not while it ends the job, and not if it lost this node and started again.
@@ -181,26 +183,62 @@ lost_node() {
 
 # Exclude a failed node, and those that failed before, from the next starts of this job and of the jobs that follow it.
 # If the partition has too few other nodes, exclude only the last failed node, or none.
-exclude_node() {
+exclude_lost_node() {
     if [[ ! $1 ]] || running; then return; fi
-    local before nodes job
-    before=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -oP ' ExcNodeList=\K(?!\(null\))\S+')
-    if [[ $before ]] && scontrol show hostnames "$before" | grep --quiet --line-regexp "$1"; then return; fi
+    local before nodes
+    before=$(excluded_nodes)
+    if grep --quiet --fixed-strings ",$1," <<<",$before,"; then return; fi
     for nodes in ${before:+"$before,$1"} "$1"; do
         if (($(num_other_nodes "$nodes") >= SLURM_JOB_NUM_NODES)); then
             echo "Node failure on $1: the next start excludes $nodes."
-            for job in "$SLURM_JOB_ID" $(followers); do
-                scontrol update JobId="$job" ExcNodeList="$nodes"
-            done
+            exclude "$nodes"
             return
         fi
     done
 }
 
-# Number of nodes of the partition that are in service, without these.
+# Exclude the nodes on which ranks failed repeatedly, which the report of the last start has chosen.
+exclude_sick_nodes() {
+    local sick before
+    sick=$(paste -sd , "$own/sick-nodes" 2>/dev/null)
+    before=$(excluded_nodes)
+    if [[ $sick ]]; then exclude "${before:+$before,}$sick"; fi
+}
+
+# Exclude nodes from the next start of this job, unless it still runs, and of the jobs that follow it.
+exclude() {
+    local job
+    for job in $(running || echo "$SLURM_JOB_ID") $(followers); do
+        scontrol update JobId="$job" ExcNodeList="$1"
+    done
+}
+
+# Nodes that this job excludes, separated by commas.
+excluded_nodes() {
+    local nodes
+    nodes=$(scontrol show job "$SLURM_JOB_ID" --oneliner | grep -oP ' ExcNodeList=\K(?!\(null\))\S+')
+    if [[ $nodes ]]; then scontrol show hostnames "$nodes" | paste -sd ,; fi
+}
+
+# Add to `facts` the nodes that this job excludes, how many more could be, and how many idle ones a requeue would find:
+# none if the job names the nodes that it needs.
+count_nodes() {
+    local job excluded
+    job=$(scontrol show job "$SLURM_JOB_ID" --oneliner)
+    excluded=$(excluded_nodes)
+    facts+=(--excluded="$excluded")
+    if [[ $job != *" ReqNodeList=(null) "* ]]; then return; fi
+    facts+=(--removable=$(($(num_other_nodes "$excluded") - SLURM_JOB_NUM_NODES)))
+    if [[ $job == *" Requeue=1 "* ]]; then facts+=(--idle="$(num_other_nodes "$excluded" idle)"); fi
+}
+
+# num_other_nodes NODES [STATES]: number of nodes of the partition that are in service, without these. Only nodes with
+# the features and GPUs of a node of this job count, because others may not fit its request.
 num_other_nodes() {
-    sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --states=alloc,comp,idle,mix --format=%N |
-        sort -u | grep --count --invert-match --line-regexp --file=<(scontrol show hostnames "$1")
+    local nodes=(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION")
+    "${nodes[@]}" --states="${2:-alloc,comp,idle,mix}" --format='%f %G %N' |
+        grep --fixed-strings --file=<("${nodes[@]}" --nodes="$SLURM_JOB_NODELIST" --format='%f %G ') |
+        sed 's/.* //' | sort -u | grep --count --invert-match --line-regexp --file=<(tr , '\n' <<<"$1")
 }
 
 # Jobs that wait for this one to end.
@@ -217,7 +255,7 @@ leave_failed_node() {
     scontrol show hostnames "$SLURM_JOB_NODELIST" | grep --quiet --line-regexp "$lost" || return 0
     trap : TERM
     if scontrol requeue "$SLURM_JOB_ID"; then
-        exclude_node "$lost"
+        exclude_lost_node "$lost"
         sleep infinity
         exit 75
     fi
@@ -236,7 +274,7 @@ await_node_failure() {
         running || break
         sleep 5
     done
-    exclude_node "$(lost_node)"
+    exclude_lost_node "$(lost_node)"
 }
 
 # Start a Ray cluster on the nodes of this job, which ends with the job, and set RAY_ADDRESS. Its port depends on the job

@@ -95,6 +95,7 @@ RESUME_RULES = {
     "train.profile": OnResume.YES,
     "train.threads": OnResume.YES,
     "train.restarts": OnResume.YES,
+    "train.node_fault_hours": OnResume.YES,
     "train.hang_seconds": OnResume.YES,
     "checkpoint": OnResume.YES,
     "hub": OnResume.YES,

@@ -15,7 +15,7 @@ WHOLE_RUN = (
     *("run", "phases", "machine", "devices", "track", "callbacks", "hub", "checkpoint.upload_to", "model.word_vectors"),
     *("data.cursors", "data.cache_dir", "data.timeout_seconds", "train.steps", "train.phase_start", "train.init_from"),
     *("train.init_step", "train.skip_batches", "train.deterministic", "train.stop_at", "train.profile"),
-    *("train.threads", "train.restarts", "train.hang_seconds"),
+    *("train.threads", "train.restarts", "train.node_fault_hours", "train.hang_seconds"),
 )
 """Keys that hold for a run, or for a job, as a whole."""
 MAPPINGS = ("data.mix", "data.mix_ramp", "data.size_limits", "data.validation", "objective")

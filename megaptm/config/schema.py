@@ -295,6 +295,10 @@ class TrainConfig(Section):
     """Number of times that a start on one machine, a Slurm job within its allocation, or a job on Ray starts all ranks
     again from the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure, or
     the second hang, without a new checkpoint ends the run."""
+    node_fault_hours: Annotated[float, Field(ge=0.0)] = 24.0
+    """Hours for which a fault of a node counts, on Slurm and Ray: it was lost, or a rank there was killed or hung, or
+    its device failed. After two faults the next starts do not use the node, unless too few others are left. 0: no
+    fault counts."""
     hang_seconds: Annotated[float, Field(ge=1.0)] | None = 300.0
     """Seconds without progress (and ten step times) after which a run counts as hung: it is ended, and started again.
     Start-up (at least five minutes), validation, callbacks and saving may take 20 times as long. null: never."""

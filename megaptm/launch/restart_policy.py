@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,7 +9,6 @@ from typing import Literal
 from megaptm.resilience.events import (
     START_KINDS,
     HangEvent,
-    LaunchEvent,
     NodeLostEvent,
     WorkerLostEvent,
     failures_since_saved,
@@ -18,6 +16,7 @@ from megaptm.resilience.events import (
     last_saved_step,
     read_events,
 )
+from megaptm.storage import now
 
 Ending = Literal["node-lost", "interrupted", "hung", "failed", "rolled-back"]
 """Reason why a start of a run ended: a node was lost; the scheduler ended it, or it saved itself to continue; a rank
@@ -26,7 +25,7 @@ PAUSES = (0.0, 10.0)
 """Seconds before the restart after the first and the second failure without a new checkpoint. The third ends the
 run."""
 MAX_FAULTS = 2
-"""Number of crashes, hangs and losses of a node after which it is excluded."""
+"""Number of crashes, hangs and losses of a node, within `train.node_fault_hours`, after which it is excluded."""
 
 
 @dataclass
@@ -75,41 +74,48 @@ class RestartPolicy:
 
 @dataclass
 class SickNodes:
-    """Nodes that are not used by the next starts of a run, because they failed repeatedly."""
+    """Nodes that are not used by the next starts of a run, because they failed repeatedly. Ray's supervisor and the
+    jobs of Slurm use it."""
 
     run: Path
+    hours: float
+    """Hours for which a fault counts (`train.node_fault_hours`)."""
     excluded: list[str] = field(default_factory=list)
-    """Addresses of the excluded nodes."""
-    released: dict[str, int] = field(default_factory=dict)
-    """Number of faults that a node had when it was released."""
+    """Names of the excluded nodes."""
+    _released: dict[str, int] = field(default_factory=dict)
+    """Number of faults that each node had at the last release."""
+
+    def find(self) -> list[str]:
+        """Return the nodes to exclude: those with at least `MAX_FAULTS` faults that count, one of them after the last
+        release."""
+        oldest = now() - 3600 * self.hours
+        return [
+            node
+            for node, times in sorted(node_faults(self.run).items())
+            if node not in self.excluded
+            and len(times) > self._released.get(node, 0)
+            and sum(time > oldest for time in times) >= MAX_FAULTS
+        ]
 
     def exclude(self) -> list[str]:
-        """Exclude the nodes with at least `MAX_FAULTS` faults, released ones only after a new fault; return the newly
-        excluded ones."""
-        new = [
-            node
-            for node, number in sorted(node_faults(self.run).items())
-            if number >= max(MAX_FAULTS, self.released.get(node, 0) + 1) and node not in self.excluded
-        ]
+        """Exclude the nodes that `find` returns; return them."""
+        new = self.find()
         self.excluded += new
         return new
 
     def release(self) -> list[str]:
-        """Release the excluded nodes, because the others are too few; return them."""
+        """Release the excluded nodes, because the others are too few, or all may be repaired; return them. Each node is
+        excluded only after a new fault."""
         nodes, self.excluded = self.excluded, []
-        faults = node_faults(self.run)
-        self.released |= {node: faults[node] for node in nodes}
+        self._released = {node: len(times) for node, times in node_faults(self.run).items()}
         return nodes
 
 
-def node_faults(run: Path) -> Counter[str]:
-    """Return for each node the number of starts in which it was lost, or ranks on it crashed or hung. Starts before the
-    command that started the run do not count."""
-    start, faults = 0, set[tuple[int, str]]()
+def node_faults(run: Path) -> dict[str, list[float]]:
+    """Return for each node the times of the starts in which it was lost, or ranks on it crashed or hung."""
+    start, faults = 0, dict[str, dict[int, float]]()
     for event in read_events(run):
         start += event["kind"] in START_KINDS
-        if event["kind"] == LaunchEvent.kind:
-            faults.clear()
-        elif event["kind"] in (HangEvent.kind, NodeLostEvent.kind, WorkerLostEvent.kind) and event.get("node"):
-            faults.add((start, event["node"]))
-    return Counter(node for _, node in faults)
+        if event["kind"] in (HangEvent.kind, NodeLostEvent.kind, WorkerLostEvent.kind) and event.get("node"):
+            faults.setdefault(event["node"], {})[start] = event["time"]
+    return {node: [*times.values()] for node, times in faults.items()}

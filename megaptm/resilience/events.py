@@ -268,7 +268,7 @@ class WorkerLostEvent(Event, kind="worker-lost"):
     code: int
     problem: str
     node: str | None = None
-    """Node on which the process failed, if its launcher knows it."""
+    """Node on which the process was killed or its device failed, if its launcher knows it."""
 
 
 class HangEvent(Event, kind="hang"):
@@ -282,7 +282,7 @@ class HangEvent(Event, kind="hang"):
     problem: str
     stack: str
     node: str | None = None
-    """Node of that rank, if its launcher knows it."""
+    """Node of that rank, if it is known, and no rank of another node may be the cause."""
 
 
 class InterruptEvent(Event, kind="interrupt"):

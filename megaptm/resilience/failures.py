@@ -95,10 +95,21 @@ class ProcessExit:
         if self.code < 0:
             return True
         error = self.last_error
-        device = OWN_DEVICE.search(error) is not None and OUT_OF_MEMORY.search(error) is None
         return self.code == EXIT_FAILURE and (
-            error.startswith(USER_ERROR) or device or LOST_PEER.search(error) is not None
+            error.startswith(USER_ERROR) or self.has_device_error or LOST_PEER.search(error) is not None
         )
+
+    @property
+    def is_fault_of_node(self) -> bool:
+        """Whether the process was killed or its device failed, and not because another rank had failed."""
+        failed = self.code < 0 or (self.code == EXIT_FAILURE and self.has_device_error)
+        return failed and not self.failed_after_another_rank
+
+    @property
+    def has_device_error(self) -> bool:
+        """Whether the process's error is one of its device, other than too little memory."""
+        error = self.last_error
+        return OWN_DEVICE.search(error) is not None and OUT_OF_MEMORY.search(error) is None
 
     def was_ended_by(self, number: int) -> bool:
         """Whether a signal ended the process. During start-up, Python turns Ctrl-C into an exception."""
@@ -159,7 +170,7 @@ def report_exits(
     if stopped_by is not None:
         return report_stop(stopped_by, run=run)
     with Events(run) as events:
-        node = nodes[cause.rank] if nodes else None
+        node = nodes[cause.rank] if nodes and cause.is_fault_of_node else None
         events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
     if cause.user_error is not None:
         raise UserError(cause.user_error)

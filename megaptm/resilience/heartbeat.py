@@ -66,6 +66,11 @@ class Beat:
     """Process ids of stopped children of a rank that waits for data, which are its data readers."""
 
 
+def node_name() -> str:
+    """Return the name of this machine, as Slurm knows it under Slurm."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 BEAT_FIELDS = tuple(field.name for field in fields(Beat))
 
 
@@ -83,7 +88,7 @@ class Heartbeat:
         self._durations: deque[float] = deque(maxlen=MAX_DURATIONS)
         self._halted_readers: list[int] = []
         self._stop, self._file = threading.Event(), -1
-        process = {"host": socket.gethostname(), "pid": os.getpid(), "thread": threading.main_thread().ident}
+        process = {"host": node_name(), "pid": os.getpid(), "thread": threading.main_thread().ident}
         self._process_fields = json.dumps(process)[1:-1]
 
     def open(self, folder: Path) -> Heartbeat:

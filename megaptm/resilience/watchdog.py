@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from megaptm.resilience.heartbeat import (
     Beat,
     beat_seconds,
     is_halted,
+    node_name,
     read_beats,
     stacks_file,
     write_request,
@@ -102,7 +102,7 @@ class RankState:
     @property
     def local_pid(self) -> int | None:
         """Return the process id of a rank if it is on this machine, else None."""
-        return self.beat.pid if self.beat is not None and self.beat.host == socket.gethostname() else self.pid
+        return self.beat.pid if self.beat is not None and self.beat.host == node_name() else self.pid
 
     @property
     def halted(self) -> bool:
@@ -299,8 +299,15 @@ class Watchdog:
                 f"{self._describe_state(state)}{note}."
             ),
             stack="" if state.halted else stacks[rank],
+            node=self._find_node(find_busy_ranks(stacks) or suspects),
         )
         return Hang(event, self.folder, is_slow_start=is_slow_start)
+
+    def _find_node(self, ranks: Collection[int]) -> str | None:
+        """Return the node of all these ranks, or None if there are several nodes or one is unknown."""
+        beats = [self._states[rank].beat for rank in ranks]
+        nodes = {beat.host if beat else None for beat in beats}
+        return nodes.pop() if len(nodes) == 1 else None
 
     def _describe_state(self, state: RankState) -> str:
         if state.halted:
@@ -358,13 +365,18 @@ def newer_beat(read: Beat | None, known: Beat | None) -> Beat | None:
     return max(known, read, key=lambda beat: (beat.count, beat.position))
 
 
-def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
-    """Return the rank that hangs, the lowest that does not wait for others, and a message about the remaining ranks."""
-    busy = [
+def find_busy_ranks(stacks: Mapping[int, str]) -> list[int]:
+    """Return the ranks that do not wait for others."""
+    return [
         rank
         for rank, stack in stacks.items()
         if not any(WAITING.search(frame) for frame in stack.splitlines()[:WAITING_FRAMES])
     ]
+
+
+def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
+    """Return the rank that hangs, the lowest that does not wait for others, and a message about the remaining ranks."""
+    busy = find_busy_ranks(stacks)
     if len(stacks) > 1 and not busy:
         return min(stacks), f"; all {len(stacks):,} remaining ranks ({format_ranks(stacks)}) wait for each other"
     rank, *other_ranks = sorted(busy or stacks)

@@ -1,17 +1,20 @@
 """Automatic restarts of a run."""
 
+import json
+
 import pytest
 
 from megaptm.launch.restart_policy import RestartPolicy, SickNodes, node_faults
 from megaptm.resilience.events import (
+    FILE,
     CheckpointEvent,
     Events,
     HangEvent,
-    LaunchEvent,
     NodeLostEvent,
     RestartEvent,
     WorkerLostEvent,
 )
+from megaptm.storage import now
 
 HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="")
 LOST = WorkerLostEvent(rank=1, code=-9, problem="")
@@ -88,17 +91,15 @@ def lost_on(node):
 
 
 def test_node_is_excluded_after_two_failed_starts(tmp_path):
-    sick = SickNodes(tmp_path)
+    sick = SickNodes(tmp_path, hours=24.0)
     with Events(tmp_path) as events:
-        events.write(lost_on("b"))
-        events.write(LaunchEvent(command=(), version="", host="a", pid=1))  # a new job: nodes may be repaired
         events.write(lost_on("b"))
         events.write(lost_on("b"))
         events.write(HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="", node="c"))
         events.write(LOST)
         events.write(RESTART)
         events.write(LOST)
-        assert node_faults(tmp_path) == {"b": 1, "c": 1}
+        assert {node: len(times) for node, times in node_faults(tmp_path).items()} == {"b": 1, "c": 1}
         assert sick.exclude() == []
         events.write(SAVED)
         events.write(NodeLostEvent(node="c", ranks=[1]))
@@ -108,14 +109,24 @@ def test_node_is_excluded_after_two_failed_starts(tmp_path):
 
 
 def test_released_node_is_excluded_only_after_a_new_fault(tmp_path):
-    sick = SickNodes(tmp_path)
+    sick = SickNodes(tmp_path, hours=24.0)
     with Events(tmp_path) as events:
         for event in (lost_on("b"), RESTART, lost_on("b")):
             events.write(event)
         assert sick.exclude() == sick.release() == ["b"]
+        assert sick.exclude() == []
         for event in (RESTART, lost_on("c")):
             events.write(event)
         assert sick.exclude() == sick.excluded == []
         for event in (RESTART, lost_on("b")):
             events.write(event)
     assert sick.exclude() == ["b"]
+
+
+@pytest.mark.parametrize(("hours", "excluded"), [(24.0, ["b"]), (2.0, []), (0.0, [])])
+def test_old_faults_do_not_count(tmp_path, hours, excluded):
+    times = (now() - 3 * 3600, now())
+    events = [{"kind": "launch"}, {"kind": "worker-lost", "rank": 0, "code": -9, "node": "b"}]
+    lines = [json.dumps({"time": time, **event}) for time in times for event in events]
+    (tmp_path / FILE).write_text("\n".join(lines) + "\n")
+    assert SickNodes(tmp_path, hours=hours).exclude() == excluded

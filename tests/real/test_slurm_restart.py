@@ -1,4 +1,5 @@
-"""A killed rank of a Slurm job costs no requeue: all ranks start again within the allocation."""
+"""A killed rank of a Slurm job costs no requeue, unless its node failed before: all ranks start again within the
+allocation."""
 
 import time
 
@@ -27,6 +28,11 @@ def rank_on(slurm, node):
     return next(task for task in slurm.tasks_of(node) if command_of(task)[1:4] == ["-m", "megaptm", "train"])
 
 
+def saved_again(run):
+    """Whether the run has a checkpoint after the one from which it continued last."""
+    return max([0, *checkpoints(run)]) > max([0, *resumed_at(run)])
+
+
 def test_killed_rank_restarts_within_the_allocation(slurm, corpus, tmp_path):
     run, log = tmp_path / "run", tmp_path / "job.log"
     words = small("gpt2", run, corpus, *SETTINGS)
@@ -50,6 +56,29 @@ def test_killed_rank_restarts_within_the_allocation(slurm, corpus, tmp_path):
     assert undisturbed.returncode == 0, undisturbed.stderr
     assert {step: values[-1:] for step, values in losses(run).items()} == losses(tmp_path / "whole")
     assert not slurm.processes()
+
+
+def test_node_with_two_killed_ranks_is_excluded_at_the_requeue(slurm, corpus, tmp_path):
+    """After the second kill idle nodes can replace it, so the job is requeued."""
+    run, log = tmp_path / "run", tmp_path / "job.log"
+    words = small("gpt2", run, corpus, *SETTINGS, "train.restarts=3", "train.steps=40")
+    job = submit(slurm, "gpt_175b", log, words, nodes=2, tasks=1)
+    for number in (0, 1):
+        slurm.wait_for(lambda number=number: len(resumed_at(run)) == number and saved_again(run))
+        rank_on(slurm, "node2").kill()
+    slurm.start_now(job)
+    slurm.wait_for_state(job, "RUNNING", *ENDS)
+    assert (slurm.job(job)["Restarts"], slurm.job(job)["ExcNodeList"]) == ("1", "node2"), log.read_text()
+    assert "node2" not in slurm.run_command("scontrol", "show", "hostnames", slurm.job(job)["NodeList"])
+    assert slurm.wait_for_state(job, *ENDS) == "COMPLETED", log.read_text()
+    assert "Ranks on node2 crashed or hung 2 times or more in 24 hours" in log.read_text()
+    kinds = ("launch", "worker-lost", "restart", "node-excluded")
+    events = [event for event in read_events(run) if event["kind"] in kinds]
+    assert [event["kind"] for event in events] == [
+        *("launch", "worker-lost", "restart"),
+        *("worker-lost", "node-excluded", "launch"),
+    ]
+    assert {event["node"] for event in events if "node" in event} == {"node2"}
 
 
 @pytest.mark.drill

@@ -1,6 +1,7 @@
 """Time limits of the watchdog, and its messages about hanging ranks."""
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,26 @@ def test_find_hanging_rank():
         0,
         "; all 1,024 remaining ranks (0-1023) wait for each other",
     )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "stacks", "node"),
+    [
+        (["a", "b"], [COMPUTES, COLLECTIVE], "a"),
+        (["a", "a"], [COMPUTES, COMPUTES], "a"),
+        (["a", "b"], [COMPUTES, COMPUTES], None),
+        (["a", "b"], [COLLECTIVE, COLLECTIVE], None),
+    ],
+)
+def test_hang_names_its_node_only_if_no_other_may_be_the_cause(tmp_path, hosts, stacks, node):
+    watchdog = Watchdog(tmp_path / "beats", [0, 1], limits=HANG).clear()
+    for rank, (host, stack) in enumerate(zip(hosts, stacks, strict=True)):
+        beat = rank_state("step", 0.1, seconds_silent=1000.0).beat
+        watchdog._states[rank] = rank_state("step", 0.1, seconds_silent=1000.0)
+        watchdog._states[rank].beat = replace(beat, host=host)
+        stacks_file(watchdog.folder, rank).write_text(f"Thread {beat.thread:#x} (most recent call first):\n{stack}")
+    hang = watchdog._find_hang([0, 1], (), stopping=False)
+    assert (hang.event.rank, hang.event.node) == (0, node)
 
 
 def test_stacks_are_polled_less_and_less_often(tmp_path, monkeypatch):

@@ -82,7 +82,8 @@ class Supervisor:
         self._attempt = Attempt.from_environment() or Attempt(secrets.token_hex(4), 0, 0)
         self._stop_signals: list[int] = []
         """Signals that requested a stop."""
-        self._sick = SickNodes(self._run)
+        self._sick = SickNodes(self._run, hours=config.train.node_fault_hours)
+        self._sick.release()  # nodes that failed before this command may be repaired
         self._nodes: dict[int, str] = {}
         """Address of the node of each rank."""
         self._lock, self._is_locked = ExitStack(), False
@@ -205,7 +206,8 @@ class Supervisor:
     def _exit_code(self, outcome: AttemptOutcome) -> int | None:
         """Return the exit code of the run on Ray, or None to restart it."""
         if outcome.hang:
-            event = replace(outcome.hang.event, node=self._nodes[outcome.hang.event.rank])
+            event = outcome.hang.event
+            event = replace(event, node=self._nodes[event.rank] if event.node else None)
             code = report_hang(replace(outcome.hang, event=event), run=self._run, signals=self._stop_signals)
             return None if self._may_restart("hung") else code
         if not (outcome.lost or outcome.broken or outcome.late):

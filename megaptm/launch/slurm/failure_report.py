@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, printable
-from megaptm.launch.restart_policy import Ending, RestartPolicy
+from megaptm.launch.restart_policy import MAX_FAULTS, Ending, RestartPolicy, SickNodes
 from megaptm.resilience.events import (
     START_KINDS,
     CheckpointEvent,
     Events,
     HangEvent,
     LaunchEvent,
+    NodeExcludedEvent,
     RestartEvent,
     WorkerLostEvent,
     has_rolled_back,
@@ -42,23 +45,43 @@ SIGNALS["Out Of Memory"] = -signal.SIGKILL
 @click.option("--restarts", default=0, help="Number of times that a job may start the processes again.")
 @click.option("--start", default=0, help="Number of earlier starts of the processes within the job.")
 @click.option("--stopping", is_flag=True, help="The job was asked to save.")
+@click.option("--node-fault-hours", default=0.0, help="Hours for which a fault of a node counts.")
+@click.option("--excluded", default="", help="Nodes that the job excludes already, separated by commas.")
+@click.option("--removable", default=0, help="Number of further nodes without which the job can start.")
+@click.option("--idle", default=0, help="Number of idle nodes that a requeued job would get.")
 @click.argument("logs", type=click.Path(path_type=Path))
-def main(restarts: int, start: int, stopping: bool, logs: Path) -> None:
-    """Print the rank that failed, its node, and its last message.
+def main(
+    restarts: int,
+    start: int,
+    stopping: bool,
+    node_fault_hours: float,
+    excluded: str,
+    removable: int,
+    idle: int,
+    logs: Path,
+) -> None:
+    """Print the rank that failed, its node, and its last message. Write the nodes that the next start should exclude to
+    LOGS/sick-nodes.
 
     Exit code 75: a rank hung, requeue the job; 72: start all ranks again within the job; 70: a rank hung again and
     nothing was saved between; 71: none failed, but this job saved nothing; 1: a rank failed.
     """
-    sys.exit(report(logs, restarts=restarts, start=start, stopping=stopping))
-
-
-def report(logs: Path, *, restarts: int = 0, start: int = 0, stopping: bool = False) -> int:
-    """Print and record why a start of a Slurm job ended; return the exit code of `main`."""
     run = next(folder for folder in logs.parents if folder.name == "logs").parent
+    sick = SickNodes(run, node_fault_hours, excluded.split(","))
     policy = RestartPolicy(run, retries=0 if stopping else max(0, restarts - start))
+    code = report(logs, policy, sick, start=start, stopping=stopping, idle=idle)
+    if code != EXIT_RESTART:
+        exclude_nodes(sick, logs, removable=max(0, removable))
+    sys.exit(code)
+
+
+def report(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, stopping: bool, idle: int) -> int:
+    """Print and record why a start of a Slurm job ended; return the exit code of `main`."""
+    run = policy.run
+    restart = partial(restart_code, policy, sick, start=start, idle=idle)
     if has_hung(run):
-        if may_restart(policy, "hung", start=start):
-            return EXIT_RESTART
+        if code := restart("hung"):
+            return code
         if RestartPolicy(run).may_restart("hung"):
             return EXIT_CONTINUE
         click.echo(
@@ -69,27 +92,47 @@ def report(logs: Path, *, restarts: int = 0, start: int = 0, stopping: bool = Fa
     failed = [(host, end) for host, end in failed_processes(logs) if end.code not in (0, EXIT_CONTINUE)]
     if stopping:  # before it handles signals, the warning kills a process
         failed = [(host, end) for host, end in failed if end.code != -signal.SIGUSR1]
-    if not failed and not stopping and has_rolled_back(run) and may_restart(policy, "rolled-back", start=start):
-        return EXIT_RESTART
+    if not failed and not stopping and has_rolled_back(run) and (code := restart("rolled-back")):
+        return code
     if not failed:
         return 0 if RestartPolicy(run).may_restart("interrupted", progress=has_saved(run)) else EXIT_UNSAVED
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
     with Events(run) as events:
-        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=host))
+        node = host if cause.is_fault_of_node else None
+        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
     click.echo(f"On {host}, {printable(describe_failure(cause))}\nLogs of the ranks: {logs}.")
-    return EXIT_RESTART if cause.is_fault_of_machine and may_restart(policy, "failed", start=start) else EXIT_FAILURE
+    return (restart("failed") if cause.is_fault_of_machine else None) or EXIT_FAILURE
 
 
-def may_restart(policy: RestartPolicy, ending: Ending, *, start: int) -> bool:
-    """Whether all ranks of a Slurm job may be started again within it. If so, print and record it, and wait."""
+def restart_code(policy: RestartPolicy, sick: SickNodes, ending: Ending, *, start: int, idle: int) -> int | None:
+    """Return the exit code that starts all ranks of a Slurm job again, or None if that is not allowed.
+
+    If idle nodes can replace those that failed repeatedly, the job is requeued, once without a new checkpoint. Else it
+    starts the ranks again in its allocation: record that, and wait.
+    """
     if not policy.may_restart(ending):
-        return False
+        return None
+    if 0 < len(sick.find()) <= idle and not is_newest(policy.run, NodeExcludedEvent.kind, (CheckpointEvent.kind,)):
+        click.echo("The job is requeued, because idle nodes can replace those that failed repeatedly.")
+        return EXIT_CONTINUE
     click.echo(policy.describe_restart())
     time.sleep(policy.pause)
     with Events(policy.run) as events:
         events.write(RestartEvent(start=start + 2))
-    return True
+    return EXIT_RESTART
+
+
+def exclude_nodes(sick: SickNodes, logs: Path, *, removable: int) -> None:
+    """Write the nodes that failed repeatedly to `logs`/sick-nodes, at most `removable`; print and record them."""
+    nodes = sick.find()
+    with contextlib.suppress(OSError), Events(sick.run) as events:  # a full disk must not change the exit code
+        (logs / "sick-nodes").write_text("".join(f"{node}\n" for node in nodes[:removable]))
+        for node in nodes[:removable]:
+            events.write(NodeExcludedEvent(node=node))
+    for number, node in enumerate(nodes):
+        effect = "the next start of the job excludes it" if number < removable else "the job cannot start without it"
+        click.echo(f"Ranks on {node} crashed or hung {MAX_FAULTS} times or more in {sick.hours:g} hours: {effect}.")
 
 
 def has_hung(run: Path) -> bool:

@@ -23,8 +23,8 @@ from megaptm.train.early_stop import has_stopped_early
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> None:
-    """Print how often a Slurm job may start its processes again, and the log folder of this attempt; nothing if the run
-    has all its steps."""
+    """Print how often a Slurm job may start its processes again, for how many hours a fault of a node counts, and the
+    log folder of this attempt; nothing if the run has all its steps."""
     try:
         check_submitted(config)
         checked = read_config(config, overrides)
@@ -32,7 +32,7 @@ def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> 
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)
-    click.echo(f"{checked.train.restarts} {logs}" if logs else "", nl=False)
+    click.echo(f"{checked.train.restarts} {checked.train.node_fault_hours} {logs}" if logs else "", nl=False)
 
 
 def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
