@@ -111,7 +111,7 @@ class _ParagraphCutter:
 
 
 def _is_listed(paths: Sequence[str], begin: int, count: int) -> np.ndarray:
-    """Return whether the files of repeated paragraphs list each index from `begin` on, bool [count]."""
+    """Return for each index from `begin` on whether a file of repeated paragraphs lists it, bool [count]."""
     marked = np.zeros(count, bool)
     for numbers, _ in entries_between(paths, begin, begin + count):
         marked[numbers - begin] = True

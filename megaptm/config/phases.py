@@ -57,7 +57,7 @@ def phases_after(config: Config, step: int) -> list[Phase]:
 
 
 def phase_end(config: Config, step: int) -> int:
-    """Return the end of the phase that trains after `step` steps."""
+    """Return the step at which the phase that is current after `step` steps ends."""
     return min((phase.start for phase in phases_after(config, step)), default=config.train.steps)
 
 

@@ -55,7 +55,7 @@ def rate_jump(old: Config, new: Config, step: int) -> RateJump | None:
 
 
 def schedule_choices(old: Config, new: Config, step: int) -> list[ScheduleChoice]:
-    """Return the ways to continue the learning rate schedule after `step` steps with the length of `config`, the one
+    """Return the ways to continue the learning rate schedule after `step` steps with the length of `new`, the one
     without a jump first."""
     return [choice for choice in _list_choices(old, new, step) if not any(config_errors(_with_choice(new, choice)))]
 

@@ -218,7 +218,7 @@ class PatternAttend(Attend):
             self.pattern = self.pattern.for_heads(layer=layer, heads=heads)
 
     def has_global_tokens(self, numbers: Tensor | None) -> bool:
-        """Whether the tensor from which masks are built includes marks of global tokens."""
+        """Whether `numbers`, from which masks are built, marks global tokens."""
         if numbers is None or are_offsets(numbers):
             return False
         return len(numbers) > 1 + visibility_of(self.visibility).ordered

@@ -236,7 +236,7 @@ def _num_groups(sums: Sequence[float], limit: float) -> float:
 
 
 def _with_faster_stages(costs: Sequence[float], sizes: list[int], pipeline: int) -> list[int]:
-    """Move single parts from the slowest pipeline stage to other groups while this makes the slowest stage faster."""
+    """Move single layers from the slowest pipeline stage to others while this makes the slowest stage faster."""
     sums = [*accumulate(costs, initial=0.0)]
 
     def stage_costs(sizes: Sequence[int]) -> list[float]:

@@ -56,7 +56,7 @@ class FlatParameters:
     """Flat tensor of all parameters of one dtype in a fully sharded unit, divided over data ranks."""
 
     def __init__(self, owners: Sequence[tuple[nn.Module, str]], group: dist.ProcessGroup) -> None:
-        """Replace parameters of the meta device, which are given by module and name, by views of the flat tensor."""
+        """Replace the parameters, on the meta device and given by module and name, by views of the flat tensor."""
         self._group = group
         old = [module._parameters[name] for module, name in owners]
         self.dtype = old[0].dtype  # type: ignore[union-attr]

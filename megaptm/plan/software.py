@@ -17,7 +17,7 @@ class Software:
     attention: Literal["fused", "first-fused", "materialized"] = "fused"
     """Whether attention writes scores [S, S] to memory; `first-fused`: fused kernels before FlashAttention-2."""
     fused_softmax: bool = True
-    """Whether scaling, masking and softmax of written scores are one pass over memory."""
+    """Whether scaling, masking and softmax of materialized scores are one pass over memory."""
     fused_norm: bool = True
     """Whether a norm is one kernel. Otherwise it is computed in float32, one operation after the other."""
     fused_activation: bool = True

@@ -224,7 +224,7 @@ class BackEvent(Event, kind="back"):
     skip: int = 0
     """Number of batches that are skipped before the next step."""
     spike: str | None = None
-    """Spike because of which the run returned by itself."""
+    """Spike after which the run returned automatically."""
     samples: Sequence[int] = ()
     """Indexes of the first and the last sample that are skipped because of the spike."""
 
@@ -425,7 +425,7 @@ def failures_since_saved(run: Path) -> int:
 
 
 def has_rolled_back(run: Path) -> bool:
-    """Whether the last start of a run ended because it returned to a checkpoint by itself, to continue from there."""
+    """Whether the last start of a run ended because it automatically returned to a checkpoint."""
     return is_newest(run, BackEvent.kind, START_KINDS)
 
 

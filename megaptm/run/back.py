@@ -126,6 +126,6 @@ def roll_back(
 
 
 def _count_roll_backs(run: Path) -> int:
-    """Return how often a run has returned to its newest checkpoint by itself."""
+    """Return how often a run has automatically returned to its newest checkpoint."""
     events = [event for event in read_events(run) if event["kind"] in (BackEvent.kind, CheckpointEvent.kind)]
     return len([*takewhile(lambda event: event.get("spike") is not None, reversed(events))])

@@ -75,11 +75,11 @@ class InputSpec:
     """Key of the section `model` of a config -> field of the record that it sets. Other fields define the family."""
 
     absence: ClassVar[str] = ""
-    """Reason in error messages for which models without the input do not use its keys: `reads no images`."""
+    """Statement about models without the input, for error messages about its keys: `reads no images`."""
     excluded_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys of the section `model` that models with it do not use."""
+    """Keys of the section `model` that models with the input do not use."""
     reason: ClassVar[str] = ""
-    """Reason in error messages about the input: a property such as `reads images`."""
+    """Statement about models with the input, for error messages: `reads images`."""
 
     def errors(self, spec: ModelSpec) -> Iterator[str]:
         """Yield an error message for each value of the section `model` that the input does not support."""

@@ -95,8 +95,8 @@ class ModelSpec:
 
     @property
     def max_text_length(self) -> int | None:
-        """Return the maximum length in tokens of a text that the model can read. None: unlimited, without learned
-        positions."""
+        """Return the maximum length in tokens of a text that the model can read. None if unlimited: positions are
+        not learned."""
         blocks = self.family.stacks.values()
         tables = any(block.position == "learned" or block != block.for_encoding for block in blocks)
         bounded = tables or any(record.reads_positions for record in self.family.inputs)

@@ -110,7 +110,7 @@ class Checkpointer:
         self.step = 0
         """Step of the last checkpoint: restored, saved or in progress."""
         self._earlier_step = 0
-        """Step of the checkpoint before one in progress."""
+        """Step of the checkpoint before the one in progress."""
         self._failed_saves = 0
         """Number of checkpoints that could not be written since the last one, only on rank 0."""
         self.early_stop = build_early_stop(config, engine.losses)

@@ -110,7 +110,7 @@ def test_other_fields_are_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_options_that_differ_among_windows_are_not_exported() -> None:
-    with pytest.raises(UserError, match=r"model\.attention has options that differ among windows"):
+    with pytest.raises(UserError, match=r"model\.attention has options that differ among layers with a window"):
         hugging_face_config(with_window("modernbert", [4, 4, 6]))
 
 

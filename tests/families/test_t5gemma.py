@@ -90,7 +90,7 @@ def test_options_that_differ_among_layers_are_not_exported() -> None:
     stacks = {
         name: with_attention_options(block, {"rope_base": (100.0, 200.0)}) for name, block in spec.family.stacks.items()
     }
-    with pytest.raises(UserError, match=r"parameters of rotary positions that differ among layers"):
+    with pytest.raises(UserError, match=r"rotary parameters that differ among layers"):
         hugging_face_config(replace(spec, family=change(spec.family, stacks=stacks)))
 
 

@@ -53,7 +53,7 @@ class MixRampConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Named validation set: a corpus that is validated by itself."""
+    """Named validation set: a corpus that is validated separately."""
 
     corpus: str
     """Folder or URL of the corpus. It need not be in data.mix, but has the same tokenizer."""
@@ -89,7 +89,7 @@ class DataConfig(Section):
     """Validation sets besides the mix: `{news: {corpus: corpora/news}}` is measured as `validation/news/loss`
     (docs/configs.md)."""
     validate_each: bool = False
-    """Whether each corpus of the mix is also validated by itself, as `validation/NAME/loss` with the last part of its
+    """Whether each corpus of the mix is also validated separately, as `validation/NAME/loss` with the last part of its
     path."""
     sequence: SequenceLength
     """Number of tokens of one sequence (T5: of the encoder's sequence)."""

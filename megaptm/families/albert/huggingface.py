@@ -1,4 +1,4 @@
-"""Counterpart of ALBERT: `AlbertForPreTraining`, whose layers are numbered by group and index within it."""
+"""Hugging Face's ALBERT: `AlbertForPreTraining`, whose layers are numbered by group and index within it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counterpart of BART: `BartForConditionalGeneration`."""
+"""Hugging Face's BART: `BartForConditionalGeneration`."""
 
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, pair

@@ -1,4 +1,4 @@
-"""Counterpart of BERT: `BertForPreTraining`."""
+"""Hugging Face's BERT: `BertForPreTraining`."""
 
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair

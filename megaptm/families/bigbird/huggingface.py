@@ -1,4 +1,4 @@
-"""Counterpart of BigBird: `BigBirdForMaskedLM`. It samples other random blocks than megaptm, and none in eval mode: for
+"""Hugging Face's BigBird: `BigBirdForMaskedLM`. It samples other random blocks than megaptm, and none in eval mode: for
 sequences longer than (5 + 2 x random blocks) x block tokens, outputs of the same weights differ."""
 
 from dataclasses import replace

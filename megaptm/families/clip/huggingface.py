@@ -1,4 +1,4 @@
-"""Counterpart of CLIP: `CLIPModel`."""
+"""Hugging Face's CLIP: `CLIPModel`."""
 
 from __future__ import annotations
 

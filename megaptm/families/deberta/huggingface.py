@@ -1,4 +1,4 @@
-"""Counterparts of DeBERTa: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`. Both lack a mask decoder: the output is that
+"""Hugging Face's DeBERTa: `DebertaForMaskedLM`, `DebertaV2ForMaskedLM`. Both lack a mask decoder: the output is that
 of the last layer, run once.
 
 DeBERTa-v3 consists of two models: the discriminator, exported as a bare `DebertaV2Model`, and the generator.

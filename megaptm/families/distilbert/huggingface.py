@@ -1,4 +1,4 @@
-"""Counterparts of DistilBERT, `DistilBertForMaskedLM`, and of TinyBERT, a small `BertForPreTraining`."""
+"""Hugging Face's DistilBERT, `DistilBertForMaskedLM`, and TinyBERT, a small `BertForPreTraining`."""
 
 from dataclasses import replace
 

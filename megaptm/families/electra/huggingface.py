@@ -1,4 +1,4 @@
-"""Counterparts of ELECTRA: `ElectraForPreTraining` and `ElectraForMaskedLM`, separate models for its two encoders."""
+"""Hugging Face's ELECTRA: `ElectraForPreTraining` and `ElectraForMaskedLM`, separate models for its two encoders."""
 
 from dataclasses import replace
 

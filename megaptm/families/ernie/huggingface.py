@@ -1,4 +1,4 @@
-"""Counterparts of ERNIE: `ErnieForPreTraining`, with BERT's names and relu; `ErnieForMaskedLM`, with task ids and
+"""Hugging Face's ERNIE: `ErnieForPreTraining`, with BERT's names and relu; `ErnieForMaskedLM`, with task ids and
 without classification heads."""
 
 from dataclasses import replace

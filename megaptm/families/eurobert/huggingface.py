@@ -1,4 +1,4 @@
-"""Counterpart of EuroBERT: `EuroBertForMaskedLM`."""
+"""Hugging Face's EuroBERT: `EuroBertForMaskedLM`."""
 
 from dataclasses import replace
 

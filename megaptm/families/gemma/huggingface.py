@@ -1,4 +1,4 @@
-"""Counterparts of Gemma 2 and 3: `Gemma2ForCausalLM` and `Gemma3ForCausalLM`."""
+"""Hugging Face's Gemma 2 and 3: `Gemma2ForCausalLM` and `Gemma3ForCausalLM`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _rope_by_kind(spec: ModelSpec) -> dict[str, Any]:
     for record, kind in zip(spec.family.last_block.attentions, _kinds(spec.family), strict=True):
         if by_kind.setdefault(kind, record.rope) != record.rope:
             raise UserError(
-                "model.attention has parameters of rotary positions that differ among windows, or among other layers: "
-                f"{spec.name} at Hugging Face has one for each kind. Use `megaptm.load(RUN)` in Python."
+                "model.attention has rotary parameters that differ among layers with a window, or among those without: "
+                f"{spec.name} at Hugging Face has one set for each kind. Use `megaptm.load(RUN)` in Python."
             )
     return {ROPE_BY_KIND: {kind: rope_parameters(rope) for kind, rope in by_kind.items()}}
 

@@ -1,4 +1,4 @@
-"""Counterpart of GPT-2, and of GPT-3 without banded attention: `GPT2LMHeadModel`."""
+"""Hugging Face's GPT-2, and GPT-3 without banded attention: `GPT2LMHeadModel`."""
 
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count
 from megaptm.hub.tensor_rules import CONV_QKV, JOINED_QKV, TRANSPOSED, VOCABULARY, TensorRule, pair

@@ -1,4 +1,4 @@
-"""Counterparts of LED: `LEDForConditionalGeneration`; and `BartForConditionalGeneration`, from which LED is
+"""Hugging Face's LED: `LEDForConditionalGeneration`; and `BartForConditionalGeneration`, from which LED is
 initialized."""
 
 from dataclasses import replace

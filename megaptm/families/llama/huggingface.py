@@ -1,4 +1,4 @@
-"""Counterpart of Llama 2 and 3: `LlamaForCausalLM`."""
+"""Hugging Face's Llama 2 and 3: `LlamaForCausalLM`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Counterparts of Longformer: `LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which it is initialized."""
+"""Hugging Face's Longformer: `LongformerForMaskedLM`; and `RobertaForMaskedLM`, from which it is initialized."""
 
 from dataclasses import replace
 from typing import Any

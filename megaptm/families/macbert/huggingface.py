@@ -1,4 +1,4 @@
-"""Counterpart of MacBERT: `BertForPreTraining`, whose classifier of two texts predicts their order here."""
+"""Hugging Face's MacBERT: `BertForPreTraining`, whose classifier of two texts predicts their order here."""
 
 from dataclasses import replace
 

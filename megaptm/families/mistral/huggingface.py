@@ -1,4 +1,4 @@
-"""Counterpart of Mistral: `MistralForCausalLM`. Later versions have no window: they are imported as Llama."""
+"""Hugging Face's Mistral: `MistralForCausalLM`. Later versions have no window: they are imported as Llama."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Counterparts of ModernBERT, Ettin and mmBERT: `ModernBertForMaskedLM` and `ModernBertDecoderForCausalLM`."""
+"""Hugging Face's ModernBERT, Ettin and mmBERT: `ModernBertForMaskedLM` and `ModernBertDecoderForCausalLM`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
     for record, kind in zip(block.attentions, _kinds(block.attentions), strict=True):
         if by_kind.setdefault(kind, record) != record:
             raise UserError(
-                "model.attention has options that differ among windows, or among other layers: "
+                "model.attention has options that differ among layers with a window, or among those without: "
                 f"{spec.name} at Hugging Face has one value for each kind. Use `megaptm.load(RUN)` in Python."
             )
     window = by_kind[LOCAL].window

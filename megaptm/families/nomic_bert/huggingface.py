@@ -1,4 +1,4 @@
-"""Counterpart of Nomic-BERT: `NomicBertForMaskedLM`."""
+"""Hugging Face's Nomic-BERT: `NomicBertForMaskedLM`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Counterpart of OLMo 2: `Olmo2ForCausalLM`."""
+"""Hugging Face's OLMo 2: `Olmo2ForCausalLM`."""
 
 from dataclasses import replace
 

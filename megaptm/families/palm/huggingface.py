@@ -1,4 +1,4 @@
-"""Counterpart of PaLM: `CohereForCausalLM` with one key and value head."""
+"""Hugging Face's PaLM: `CohereForCausalLM` with one key and value head."""
 
 from __future__ import annotations
 

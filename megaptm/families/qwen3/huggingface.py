@@ -1,4 +1,4 @@
-"""Counterpart of Qwen3: `Qwen3ForCausalLM`."""
+"""Hugging Face's Qwen3: `Qwen3ForCausalLM`."""
 
 from collections.abc import Mapping
 from dataclasses import replace

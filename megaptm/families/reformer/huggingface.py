@@ -1,4 +1,4 @@
-"""Counterpart of Reformer: `ReformerModelWithLMHead`. It samples its own rotations in each forward pass, so outputs of
+"""Hugging Face's Reformer: `ReformerModelWithLMHead`. It samples its own rotations in each forward pass, so outputs of
 the same weights differ for sequences longer than a chunk. transformers 5 has `lm_head.bias` but does not add it to
 logits, unlike version 4."""
 

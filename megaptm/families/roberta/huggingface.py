@@ -1,4 +1,4 @@
-"""Counterpart of RoBERTa: `RobertaForMaskedLM`."""
+"""Hugging Face's RoBERTa: `RobertaForMaskedLM`."""
 
 from megaptm.families.bert.huggingface import BERT, encoder_rules
 from megaptm.hub.counterpart import Counterpart

@@ -1,4 +1,4 @@
-"""Counterpart of SpanBERT: `BertForMaskedLM`, which has no span boundary head."""
+"""Hugging Face's SpanBERT: `BertForMaskedLM`, which has no span boundary head."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Counterparts of T5: `T5ForConditionalGeneration`, versions 1.0 and 1.1, and `MT5ForConditionalGeneration`."""
+"""Hugging Face's T5: `T5ForConditionalGeneration`, versions 1.0 and 1.1, and `MT5ForConditionalGeneration`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Counterpart of T5Gemma: `T5GemmaForConditionalGeneration`."""
+"""Hugging Face's T5Gemma: `T5GemmaForConditionalGeneration`."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
     blocks = spec.family.stacks
     if len({record.rope for block in blocks.values() for record in block.attentions}) > 1:
         raise UserError(
-            f"model.attention has parameters of rotary positions that differ among layers: {spec.name} at Hugging Face "
-            "has one for all. Use `megaptm.load(RUN)` in Python."
+            f"model.attention has rotary parameters that differ among layers: {spec.name} at Hugging Face has one set "
+            "for all layers. Use `megaptm.load(RUN)` in Python."
         )
     values = {}
     for stack, block in blocks.items():

@@ -1,4 +1,4 @@
-"""Counterpart of the Transformer: `MarianMTModel`, with relu and without biases in attention.
+"""Hugging Face's Transformer: `MarianMTModel`, with relu and without biases in attention.
 
 Its position tables have all sines before all cosines; megaptm and the paper alternate them. Every axis of the model's
 width is therefore permuted.

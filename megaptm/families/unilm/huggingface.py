@@ -1,4 +1,4 @@
-"""Counterpart of UniLM: `BertForPreTraining`, from which it is initialized (arXiv:1905.03197, 2.4). It lacks UniLM's
+"""Hugging Face's UniLM: `BertForPreTraining`, from which it is initialized (arXiv:1905.03197, 2.4). It lacks UniLM's
 masks and segments, so trained models cannot be exported."""
 
 from dataclasses import replace

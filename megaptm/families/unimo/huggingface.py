@@ -1,4 +1,4 @@
-"""Counterpart of UNIMO (arXiv:2012.15409): `RobertaForMaskedLM`, from which it is initialized."""
+"""Hugging Face's UNIMO (arXiv:2012.15409): `RobertaForMaskedLM`, from which it is initialized."""
 
 from dataclasses import replace
 

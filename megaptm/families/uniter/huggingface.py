@@ -1,4 +1,4 @@
-"""Counterpart of UNITER (arXiv:1909.11740): `BertForPreTraining`, from which it is initialized."""
+"""Hugging Face's UNITER (arXiv:1909.11740): `BertForPreTraining`, from which it is initialized."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Counterpart of ViT: `ViTForImageClassification`."""
+"""Hugging Face's ViT: `ViTForImageClassification`."""
 
 from __future__ import annotations
 

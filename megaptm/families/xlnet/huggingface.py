@@ -1,4 +1,4 @@
-"""Counterpart of XLNet: `XLNetLMHeadModel`."""
+"""Hugging Face's XLNet: `XLNetLMHeadModel`."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class NodeAgent:
         self._workers.forward(signal.Signals(number))
 
     def end(self, known: int, grace_seconds: float) -> AgentReport:
-        """End all remaining ranks of this node and return the remaining output, except an error that may be an echo."""
+        """End all remaining ranks of this node and return the remaining output, except a traceback held back."""
         self._workers.end_all(grace_seconds)
         self._workers.kill_all()
         return self._make_report(known, alive=False)

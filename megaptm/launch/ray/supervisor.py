@@ -253,7 +253,7 @@ class Supervisor:
         return True
 
     def _exclude_nodes(self) -> None:
-        """Exclude nodes that fail repeatedly from the next starts."""
+        """Exclude Ray nodes that fail repeatedly from the next starts."""
         with Events(self._run) as events:
             for node in self._sick.exclude():
                 print(
