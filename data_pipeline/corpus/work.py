@@ -28,8 +28,8 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 VERSION = f"{__version__} 7"
-"""Version of stored results of jobs. Those of another version are ignored. Increment the second number when the meaning
-of a job changes."""
+"""Version of stored results of jobs; results of another version are ignored. Increment the second number when the
+meaning of a job changes."""
 
 
 class JobRunner:

@@ -28,7 +28,7 @@ def checkpoint() -> None:
 def list_checkpoints(run: Path, as_json: bool) -> None:
     """List the checkpoints of a run, oldest first, with their validation losses and tags.
 
-    Those of abandoned steps and damaged ones are listed after them; their files are kept.
+    Checkpoints of abandoned steps and damaged checkpoints follow; their files are kept.
 
     \b
       megaptm checkpoint list runs/gpt2-tiny

@@ -41,8 +41,8 @@ def accepts_changes(previous: Config, config: Config, *, change: bool) -> bool:
 
 
 def with_past(previous: Config, config: Config, done: int, *, accepts: bool) -> Config:
-    """Return the config with the phase, read position and batch sizes of the `done` steps of a run. `accepts`: it may
-    have other batch sizes from there on."""
+    """Return the config with the phase, read position and batch sizes of the `done` steps of a run. `accepts`: the
+    batch sizes after these steps may differ."""
     train = config.train
     if train.phase_start < previous.train.phase_start:
         train = train.model_copy(update={"phase_start": previous.train.phase_start})

@@ -34,7 +34,7 @@ class Augmentation:
     """Settings of data augmentation; the defaults are the paper's (section 4.2)."""
 
     copies: int = 20
-    """Number of passes over a sentence that is augmented; equal results count once."""
+    """Number of augmented copies of a sentence, before equal ones are removed."""
     candidates: int = 15
     """Number of candidates from which the replacement of a word is sampled."""
     probability: float = 0.4

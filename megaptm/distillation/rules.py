@@ -32,8 +32,8 @@ def teacher_model(config: Config) -> ModelConfig:
 
 
 def with_teacher(config: Config, distill: DistillConfig) -> Config:
-    """Fill in an absent description of the teacher from its run or its cached logits, if they exist. A phase of its run
-    may have other options of attention: those of its checkpoint count."""
+    """Fill in an absent description of the teacher from its run or its cached logits, if they exist. Options of
+    attention come from its checkpoint, because phases may change them."""
     if distill.model:
         return config
     folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))

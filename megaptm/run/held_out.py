@@ -20,8 +20,8 @@ FIELD = "held_out"
 
 @dataclass
 class HeldOutLoss:
-    """Validation losses by step. Checkpoints contain them, so that a resumed run has the same learning rate. Losses are
-    compared only with those of the same data and objective: phases may have others."""
+    """Validation losses by step. Checkpoints contain them, so that a resumed run has the same learning rate. Losses of
+    phases with different data or objectives are not compared."""
 
     recipe: Mapping[str, str] = field(default_factory=dict)
     """Hashes of what the present losses depend on besides the weights (`data_recipes`)."""

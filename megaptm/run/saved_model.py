@@ -16,8 +16,8 @@ CONFIG = "config.yaml"
 
 
 def with_saved_attention(config: Config, state: Mapping[str, Any], folder: Path) -> Config:
-    """Return the config of a run with the options of attention in the state of a checkpoint: a later phase may have
-    others, such as another base of rotary positions."""
+    """Return the config of a run with the options of attention in the state of a checkpoint: a later phase may change
+    them, such as the base of rotary positions."""
     saved = state.get("config")
     model = saved.get("model") if isinstance(saved, dict) else None
     attention = model.get("attention") if isinstance(model, dict) else None

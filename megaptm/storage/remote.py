@@ -14,7 +14,7 @@ WEB_PROTOCOLS = ("http", "https")
 PROTOCOLS = frozenset(
     (*WEB_PROTOCOLS, "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci", "hf", "hdfs", "webhdfs")
 )
-"""Protocols of network stores that are allowed. Others of fsspec are rejected: they read local files, log in to other
+"""Allowed protocols of network stores. Other protocols of fsspec are rejected: they read local files, log in to other
 systems or start programs, and an untrusted corpus or run could name them."""
 NOT_MISSING_STATUSES = (401, 403, 408, 425, 429)
 """HTTP status codes below 500 that do not mean that the file is missing, but denied access or a temporary failure."""

@@ -63,19 +63,19 @@ class Callback:
     """
 
     def on_run_start(self, run: RunState) -> None:
-        """Follow the start of a job, before its first step; `run.step` is 0 or the step that the run continues from."""
+        """Handle the start of a job, before its first step; `run.step` is 0 or the step that the run continues from."""
 
     def on_step_end(self, run: RunState, result: StepResult) -> None:
-        """Follow an optimizer step: `result` has its losses, gradient norm and numbers of labels."""
+        """Handle an optimizer step: `result` has its losses, gradient norm and numbers of labels."""
 
     def on_validation(self, run: RunState, losses: Mapping[str, float]) -> None:
-        """Follow a validation: the mean of each loss, `loss`, their weighted sum, and `SET/loss` of validation sets."""
+        """Handle a validation: the mean of each loss, `loss`, their weighted sum, and `SET/loss` of validation sets."""
 
     def on_checkpoint(self, run: RunState, step: int, seconds: float) -> None:
-        """Follow a commit: the checkpoint of `step` took `seconds`. Training may have gone on to `run.step`."""
+        """Handle the commit of a checkpoint: that of `step` took `seconds`. Training may have gone on to `run.step`."""
 
     def on_stop(self, run: RunState, code: int) -> None:
-        """Follow the end of a job: exit code 0 if the run is complete, 75 if it will be continued, another after an
+        """Handle the end of a job: exit code 0 if the run is complete, 75 if it will be continued, another after an
         error."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Callbacks:
         self.state = RunState(run, config)
         self.report: StepReport | None = None
         self.error: PluginError | None = None
-        """First error of a user's callback, which ends the run. The training loop takes it when it raises it."""
+        """First error of a user's callback, which ends the run. Cleared when the training loop raises it."""
         self.committed: deque[tuple[int, float]] = deque()
         """Step and seconds of new checkpoints, added by the thread that saves."""
         self._users = users

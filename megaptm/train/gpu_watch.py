@@ -29,7 +29,7 @@ THROTTLING = {
     0x40: "slowed down by its hardware because of heat",
     0x80: "slowed down by an external power brake",
 }
-"""Reasons for low clocks that are faults, by NVML's bits. Others are normal, such as the power cap."""
+"""Reasons for low clocks that are faults, by NVML's bits. Other reasons are normal, such as the power cap."""
 XIDS = {
     13: "graphics engine exception, mostly of the program",
     31: "page fault, mostly of the program",

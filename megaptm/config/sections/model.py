@@ -64,9 +64,9 @@ class GeneralModelConfig(Shape):
     """Standard deviation of normal initial weights, if the family uses one for all. Default: from the paper, 0.02.
     Narrow models learn faster with about 1 / sqrt(width)."""
     mup_base_width: Count | None = None
-    """Maximal update parametrization (muP): width for which optimizer.lr and the initial values were chosen. Those of
-    model.width are derived from it, so that the best learning rate of a narrow model fits a wide one. Heads and ffn
-    must grow with the width. Default: no muP."""
+    """Maximal update parametrization (muP): width for which optimizer.lr and the initial values were chosen. The values
+    for model.width are derived from them, so that the best learning rate of a narrow model fits a wide one. Heads and
+    ffn must grow with the width. Default: no muP."""
     embedding: Count | None = None
     """Width of the token table, if it differs from the residual stream. Default: from `size`."""
     word_vectors: str | None = None
@@ -87,9 +87,9 @@ class GeneralModelConfig(Shape):
     attention: dict[str, Any] = {}
     """Options of the family's kinds of attention: option -> value, or a list of values that layers use in turn. All
     kinds have `dropout` (whether attention weights have the model's dropout, or a rate of their own) and `scale_width`
-    (head width whose square root divides scores, if it is not that of the heads). Those of rotary
-    positions have `rope_base`, `rope_factor` (that stretches wavelengths for longer texts) and `rope_original_context`
-    (null: all wavelengths are stretched; else those above this length). Further options are those of the kind: `window`
+    (head width whose square root divides scores, if it is not that of the heads). Kinds with rotary positions have
+    `rope_base`, `rope_factor` (that stretches wavelengths for longer texts) and `rope_original_context` (null: all
+    wavelengths are stretched; else those above this length). Further options depend on the kind: `window`
     (sliding windows), also `dilation` (Longformer, LED); `block_size`, `num_random_blocks`, `seed` and `edge_blocks`
     (BigBird); `chunk_length`, `num_hashes` and `num_buckets` (Reformer). Default: from `family`."""
 
