@@ -8,10 +8,13 @@ from concurrent.futures import Future, wait
 from itertools import chain, repeat
 from typing import TypeVar
 
+import torch
+
 from megaptm.checkpoint.files import NotSavedError
 from megaptm.checkpoint.store import GoneError
 from megaptm.errors import UserError
 from megaptm.parallel.collectives import all_gather_object, any_rank_each, barrier
+from megaptm.parallel.groups import device
 
 T = TypeVar("T")
 
@@ -103,9 +106,12 @@ def _describe_cause(error: BaseException | None) -> tuple[int, str] | None:
 
 def _run_in_thread(work: Callable[[], object]) -> Future[object]:
     future: Future[object] = Future()
+    own = device()
 
     def run() -> None:
         try:
+            if own.type == "cuda":
+                torch.cuda.set_device(own)  # a new thread starts with the first GPU
             future.set_result(work())
         except BaseException as error:
             future.set_exception(error)

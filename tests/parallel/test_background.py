@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+import torch
 
 from megaptm.checkpoint.store import GoneError, StorageError
 from tests.ranks import run_ranks
@@ -52,6 +53,16 @@ def phases_of_unequal_ranks(folder):
     background.begin(lambda: None)
     background.finish()
     return (folder / "committed").read_text()
+
+
+def test_background_work_uses_the_gpu_of_its_rank(monkeypatch):
+    """A thread starts with the first GPU of the node."""
+    from megaptm.parallel import background
+
+    used = []
+    monkeypatch.setattr(background, "device", lambda: torch.device("cuda", 3))
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    assert background._run_in_thread(lambda: [*used]).result(SECONDS) == [torch.device("cuda", 3)]
 
 
 def test_phase_starts_after_all_ranks_finished_the_last_one(tmp_path):
