@@ -17,6 +17,9 @@ from torch import Tensor
 
 OFFSETS = "document_offsets"
 """Batch field with the document offsets (`document_offsets`) of a stack's input, added by the engine."""
+MAX_DOCUMENTS = 2**15
+"""Maximum number of documents in a micro-batch: the second dimension of a kernel's grid, at most 65,535, counts them,
+padded to a power of two."""
 CROSS_OFFSETS = "cross_offsets"
 """Batch field with the `cross_offsets` of a stack's input and of the stack that it attends to, added by the engine."""
 
@@ -53,7 +56,8 @@ def attend_by_document(
 def document_offsets(documents_BS: Tensor) -> Tensor | None:
     """Return the first position of each document in the concatenated sequences, and the end: int32 [N + 1].
 
-    `documents_BS`: document ids on the host, 0 for padding. None if a document is interrupted by another or by padding.
+    `documents_BS`: document ids on the host, 0 for padding. None if a document is interrupted by another or by padding,
+    or if there are too many.
     """
     ids = documents_BS.numpy()
     is_start = np.ones(ids.shape, dtype=bool)
@@ -61,7 +65,7 @@ def document_offsets(documents_BS: Tensor) -> Tensor | None:
     (starts,) = is_start.ravel().nonzero()
     owners = ids.ravel()[starts]
     documents = (starts // ids.shape[1] * (ids.max() + 1) + owners)[owners > 0]
-    if len(np.unique(documents)) != len(documents):
+    if len(starts) > MAX_DOCUMENTS or len(np.unique(documents)) != len(documents):
         return None
     return torch.from_numpy(_pad_offsets(starts, ids.size))
 
@@ -70,7 +74,7 @@ def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
     """Return the offsets of the same documents in both inputs of cross-attention, int32 [2, N + 1]. Padding of one
     attends to padding of the other.
 
-    None unless the ids of each sequence ascend, with padding only at its end.
+    None unless the ids of each sequence ascend, with padding only at its end; or if there are too many.
     """
     streams = [documents_BS.numpy(), memory_BM.numpy()]
     last = int(max(ids.max() for ids in streams)) + 1
@@ -85,6 +89,8 @@ def cross_offsets(documents_BS: Tensor, memory_BM: Tensor) -> Tensor | None:
         counts.append(np.bincount(cells.ravel(), minlength=len(ids) * (last + 1)))
     lengths = np.stack(counts)
     ends = lengths[:, lengths.any(0)].cumsum(1)
+    if ends.shape[1] > MAX_DOCUMENTS:
+        return None
     starts = np.pad(ends[:, :-1], ((0, 0), (1, 0)))
     return torch.from_numpy(np.stack([_pad_offsets(row, ids.size) for row, ids in zip(starts, streams, strict=True)]))
 

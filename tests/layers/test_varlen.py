@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from megaptm.layers.kernels import kernel_window
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import SlidingWindow
-from megaptm.layers.varlen import attend_by_document, cross_offsets, document_offsets
+from megaptm.layers.varlen import MAX_DOCUMENTS, attend_by_document, cross_offsets, document_offsets
 from megaptm.models.model import Model
 from megaptm.parallel.document_offsets import DocumentOffsetsHook
 from tests.layers.flash_on_cpu import Flash, flash_on_cpu
@@ -33,6 +33,13 @@ def test_offsets_are_the_starts_of_documents_and_of_padding() -> None:
 @pytest.mark.parametrize("ids", [[[1, 1, 2, 1]], [[3, 3, 0, 3]]])
 def test_interrupted_documents_have_no_offsets(ids: list[list[int]]) -> None:
     assert document_offsets(torch.tensor(ids)) is None
+
+
+def test_more_documents_than_a_grid_can_count_have_no_offsets() -> None:
+    ids = torch.arange(1, MAX_DOCUMENTS + 2)[None]
+    assert document_offsets(ids) is cross_offsets(ids, ids) is None
+    assert document_offsets(ids[:, 1:]) is not None
+    assert cross_offsets(ids[:, :-1], ids[:, :-1]) is not None
 
 
 def test_documents_of_equal_ids_in_two_sequences_are_two() -> None:
