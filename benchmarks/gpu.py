@@ -7,7 +7,8 @@ Takes at most `--minutes` minutes on one H100, and names what was not measured i
 exit code 2. `--short` measures tiny models on the CPU, to test that the command runs (`--device cpu`).
 
 - `families`: losses and gradient norms of three steps in fp32 of each family's tiny model, compared with the CPU
-  (`recorded_families.json`).
+  (`recorded_families.json`); losses in bf16; kernels and modes that only a GPU runs, compared with plain ones
+  (`common/gpu_checks.py`).
 - `resume`: a run with `train.deterministic`, bf16 and dropout, and the same run with a stop half-way.
 - `command`: speed of `megaptm train configs/gpt2/small.yaml`, with loader, documents and logging.
 - `steps`: whole steps in bf16 on a synthetic batch, with optimizer; time by class of kernel, and without a kernel.
@@ -29,6 +30,7 @@ import os
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import traceback
@@ -55,11 +57,17 @@ SHORT_FAMILIES = ("gpt2", "bert", "t5")
 SHORT_SHAPES = ("gpt2-124m", "t5-large", "vit-l16")
 MAX_DIFFERENCE = 1e-5
 """Limit of the relative difference of losses and norms in fp32 between devices; 2.5e-6 was measured."""
+MAX_BF16_DIFFERENCE = 0.2
+"""Limit of the relative difference of losses in bf16 from those in fp32. ELECTRA samples other tokens."""
 NUM_RECORDED_STEPS = 3
+VOCABULARY = 512
+"""Token ids of the corpus on which runs train."""
 SECONDS_OF_A_PART = 200.0
 """Limit of one process. A compiled model of transformers may need it."""
 MARK = "RESULT "
 """Start of the line with which a process returns its result."""
+OUT_OF_MEMORY = {"skipped": "out of memory"}
+"""Result of a process that needs more memory than the GPU has left."""
 LOCK = "MEGAPTM_GPU_LOCK"
 """Environment variable with the file that processes lock while they use the GPU."""
 
@@ -79,8 +87,16 @@ class Settings:
 # What runs in a process of its own
 
 
-def family_results(names: tuple[str, ...]) -> dict[str, Any]:
-    """Return losses and norms of three steps of each family's tiny model, or its error."""
+def print_result(result: Mapping[str, Any]) -> None:
+    """Print the result of this process, or the part of it that is known, in case that the time ends."""
+    print(MARK + json.dumps(result), flush=True)
+
+
+def family_results(
+    names: tuple[str, ...], precision: str = "fp32", report: Callable[[dict[str, Any]], None] = lambda results: None
+) -> dict[str, Any]:
+    """Return losses and norms of three steps of each family's tiny model, or its error. `report` gets the results after
+    each family."""
     from common.alone import join_alone
 
     from tests.layouts.cases import train_steps
@@ -91,12 +107,13 @@ def family_results(names: tuple[str, ...]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name in names:
         try:
-            steps = train_steps(name, Layout(microbatch=4), steps=NUM_RECORDED_STEPS)
+            steps = train_steps(name, Layout(microbatch=4), steps=NUM_RECORDED_STEPS, precision=precision)
             results[name] = {"losses": steps["losses"], "norms": steps["norms"]}
         except Exception as error:
             results[name] = {"error": f"{type(error).__name__}: {error}"}
             if "CUDA error" in str(error):  # all later calls fail, too
                 break
+        report(results)
     return results
 
 
@@ -265,9 +282,17 @@ def _size(spec: Any, rows: int, batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure(job: str, settings: Settings) -> dict[str, Any]:
-    """Run one job in this process: `families`, or `CONTENDER:SHAPE`."""
-    if job == "families":
-        return family_results(SHORT_FAMILIES if settings.short else layered_families())
+    """Run one job in this process: `fp32` or `bf16` of the families, `checks`, or `CONTENDER:SHAPE`."""
+    if job == "checks":
+        from common.gpu_checks import run_checks
+
+        problems = {}
+        for name, problem in run_checks():
+            problems[name] = problem
+            print_result(problems)
+        return problems
+    if job in ("fp32", "bf16"):
+        return family_results(SHORT_FAMILIES if settings.short else layered_families(), job, print_result)
     contender, _, name = job.partition(":")
     shape = next(shape for shape in SHAPES if shape.name == name)
     if contender == "megaptm":
@@ -296,27 +321,50 @@ def run_job(job: str, settings: Settings, clock: Clock) -> dict[str, Any]:
     command = [sys.executable, __file__, "--measure", job, *settings.words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-    except subprocess.TimeoutExpired:
-        return {"skipped": f"not finished after {limit:.0f} s"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if lines:
-        return dict(json.loads(lines[-1].removeprefix(MARK)))
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+        unfinished = last_result(output if isinstance(output, str) else output.decode(errors="replace"))
+        return {"skipped": f"not finished after {limit:.0f} s"} if unfinished is None else unfinished
+    if (result := last_result(done.stdout)) is not None:
+        ended = {"error": f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"}
+        return {**result, "process": ended} if done.returncode else result
     if "OutOfMemoryError" in done.stderr:
-        return {"skipped": "out of memory"}
+        return dict(OUT_OF_MEMORY)
     return {"error": done.stderr.strip()[-2000:] or f"exit code {done.returncode}"}
+
+
+def last_result(output: str) -> dict[str, Any] | None:
+    """Return the last result in the output of a process, if it has a complete one."""
+    lines = [line for line in output.splitlines(keepends=True) if line.startswith(MARK) and line.endswith("\n")]
+    return dict(json.loads(lines[-1].removeprefix(MARK))) if lines else None
 
 
 def run_steps(
     contender: str, shapes: list[Shape], settings: Settings, clock: Clock, processes: int
 ) -> dict[str, dict[str, Any]]:
-    """Return shape -> result of a contender. Processes load in parallel and take turns on the GPU."""
+    """Return shape -> result of a contender. Processes load in parallel and take turns on the GPU. Those that lacked
+    memory beside another one run again, alone."""
+    jobs = {shape.name: f"{contender}:{shape.name}" for shape in shapes}
+    results = dict(zip(jobs, run_jobs([*jobs.values()], settings, clock, processes), strict=True))
+    for name, job in jobs.items():
+        if results[name] == OUT_OF_MEMORY and processes > 1:
+            results[name] = run_job(job, settings, clock)
+    return results
+
+
+def run_jobs(jobs: list[str], settings: Settings, clock: Clock, processes: int) -> list[dict[str, Any]]:
+    """Return the results of jobs, so many of which run at the same time."""
     with ThreadPoolExecutor(processes) as pool:
-        jobs = [f"{contender}:{shape.name}" for shape in shapes]
-        results = pool.map(partial(run_job, settings=settings, clock=clock), jobs)
-        return dict(zip((shape.name for shape in shapes), results, strict=True))
+        return list(pool.map(partial(run_job, settings=settings, clock=clock), jobs))
 
 
-def worst_difference(results: Mapping[str, Any], recorded: Mapping[str, Any]) -> tuple[float, list[str]]:
+def worst_difference(
+    results: Mapping[str, Any],
+    recorded: Mapping[str, Any],
+    *,
+    kinds: tuple[str, ...] = ("losses", "norms"),
+    limit: float = MAX_DIFFERENCE,
+) -> tuple[float, list[str]]:
     """Return the largest relative difference of a loss or norm, and a line for each family that failed or differs."""
     worst, lines = 0.0, []
     for name, values in results.items():
@@ -325,12 +373,12 @@ def worst_difference(results: Mapping[str, Any], recorded: Mapping[str, Any]) ->
             continue
         pairs = [
             (value, expected)
-            for kind in ("losses", "norms")
+            for kind in kinds
             for value, expected in zip(values[kind], recorded[name][kind], strict=True)
         ]
         difference = max(abs(value - expected) / max(abs(expected), 1e-9) for value, expected in pairs)
         worst = max(worst, difference)
-        if difference > MAX_DIFFERENCE:
+        if not difference <= limit:  # also of NaN
             lines.append(f"{name}: relative difference {difference:.1e}")
     return worst, lines
 
@@ -480,7 +528,7 @@ def main() -> int:
         )
         return 2
     if options.measure:
-        print(MARK + json.dumps(measure(options.measure, settings)), flush=True)
+        print_result(measure(options.measure, settings))
         return 0
     return compare(options, shapes, settings)
 
@@ -498,11 +546,13 @@ def compare(options: Any, shapes: list[Shape], settings: Settings) -> int:
         os.environ[LOCK] = str(folder / "lock")
         for part in (part for part in PARTS if part in options.part):
             print(f"== {part} ({clock.left:.0f} s left)", flush=True)
-            started = time.monotonic()
+            started, known = time.monotonic(), len(failures)
             try:
                 if part == "families":
-                    results = run_job("families", settings, clock)
-                    run_families(results, metrics, notes, failures)
+                    jobs = ["fp32", "bf16", *(["checks"] if settings.device == "cuda" else [])]
+                    results = run_jobs(jobs, settings, clock, len(jobs))
+                    for job, result in zip(jobs, results, strict=True):
+                        report_results(job, result, metrics, notes, failures)
                 elif part in ("resume", "command"):
                     run_commands(part, folder, settings, clock, metrics, notes)
                 else:
@@ -518,6 +568,8 @@ def compare(options: Any, shapes: list[Shape], settings: Settings) -> int:
                 notes.append(f"{part}: not measured, out of time")
             except Exception:
                 failures.append(f"{part}: {traceback.format_exc()[-2000:]}")
+            for failure in failures[known:]:
+                print(f"failed: {failure}", flush=True)
             print(f"   {time.monotonic() - started:.0f} s", flush=True)
     for shape in shapes:
         peers = {key: results for key, results in contenders.items() if key != "megaptm"}
@@ -540,14 +592,27 @@ def compare(options: Any, shapes: list[Shape], settings: Settings) -> int:
     return 1 if failures else 0
 
 
-def run_families(results: dict[str, Any], metrics: list[str], notes: list[str], failures: list[str]) -> None:
+def report_results(
+    job: str, results: dict[str, Any], metrics: list[str], notes: list[str], failures: list[str]
+) -> None:
+    """Report the families in fp32 or bf16, or the checks."""
     if "skipped" in results:
-        notes.append(f"families: not measured, {results['skipped']}")
+        notes.append(f"families, {job}: not measured, {results['skipped']}")
         return
     if "error" in results:
-        failures.append(f"families: {results['error']}")
+        failures.append(f"families, {job}: {results['error']}")
         return
-    worst, lines = worst_difference(results, json.loads(RECORDED.read_text()))
+    if job == "checks":
+        failures += [f"{name}: {problem}" for name, problem in results.items() if problem]
+        notes.append(f"{len(results)} checks of kernels and modes that only a GPU runs: {', '.join(results)}")
+        return
+    recorded = json.loads(RECORDED.read_text())
+    if job == "bf16":
+        worst, lines = worst_difference(results, recorded, kinds=("losses",), limit=MAX_BF16_DIFFERENCE)
+        failures += [f"bf16: {line}" for line in lines]
+        notes.append(f"{len(results)} families, three steps in bf16: losses within {worst:.1e} of those in fp32")
+        return
+    worst, lines = worst_difference(results, recorded)
     failures += lines
     metrics.append(f"METRIC families_worst_difference {worst / 1e-6:.2f} ppm goal <={MAX_DIFFERENCE / 1e-6:.0f}")
     notes.append(
@@ -555,15 +620,24 @@ def run_families(results: dict[str, Any], metrics: list[str], notes: list[str], 
     )
 
 
+def build_corpus(folder: Path, clock: Clock) -> Path:
+    """Build a corpus of Python's standard library, and return its folder. As plain text: to read the library's web
+    pages, the corpus pipeline needs packages that training does not."""
+    corpus, text = folder / "corpus", folder / "text"
+    if not corpus.exists():
+        text.mkdir(exist_ok=True)
+        for module in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+            (text / f"{module.stem}.txt").write_bytes(module.read_bytes())
+        keys = (f"out={corpus}", f"tokenizer.vocabulary={VOCABULARY}", "limit_bytes=1000000", "workers=0")
+        megaptm("corpus", "build", text, *keys, timeout=clock.left)
+    return corpus
+
+
 def run_commands(
     part: str, folder: Path, settings: Settings, clock: Clock, metrics: list[str], notes: list[str]
 ) -> None:
     """Run the parts that start `megaptm train`."""
-    from startup import make_corpus
-
-    corpus = folder / "corpus"
-    if not corpus.exists():
-        make_corpus(folder)
+    corpus = build_corpus(folder, clock)
     if part == "resume":
         steps, different = compare_restarted(folder, corpus, settings, clock)
         metrics.append(f"METRIC resume_different_losses {different} steps goal <=0")

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from benchmarks.common.gpu_checks import CHECKS
 from benchmarks.common.gpu_shapes import SHAPES
 from benchmarks.common.kernel_classes import kernel_class, milliseconds_by_class
 from megaptm.config import Layout
@@ -17,6 +18,7 @@ from megaptm.families import FAMILIES
 from megaptm.train.trace import TraceSpan
 from tests import ROOT
 from tests.families.groups import LAYERED
+from tests.layers.flash_on_cpu import flash_on_cpu
 from tests.layouts.cases import KINDS, train_steps
 from tests.ranks import run_ranks
 
@@ -40,6 +42,27 @@ def test_recorded_values_are_those_of_this_cpu() -> None:
         for kind in ("losses", "norms"):
             # Processors and versions of torch round differently.
             assert values[kind] == pytest.approx(RECORDED[name][kind], rel=2e-5), name
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "attention in documents", "cross-attention in documents"])
+def test_kernels_pass_their_checks(name: str) -> None:
+    """The check itself is right: on the CPU, with a plain form of FlashAttention."""
+    check, limit = CHECKS[name]
+    with flash_on_cpu() as flash:
+        assert 0 < check("cpu") <= limit
+    assert flash.backward == len(flash.forward) == {"cross-entropy": 0, "attention in documents": 4}.get(name, 1)
+
+
+def differences_of_modes() -> dict[str, float]:
+    """Run in a rank: the checks of modes that a CPU has, too."""
+    modes = ("off-loaded moments", "full sharding", "recomputation", "optimizers")
+    return {name: CHECKS[name][0]("cpu") - CHECKS[name][1] for name in modes}
+
+
+@pytest.mark.drill
+def test_modes_pass_their_checks() -> None:
+    (excess,) = run_ranks(1, differences_of_modes)
+    assert max(excess.values()) <= 0, excess
 
 
 def test_shapes_are_published_sizes() -> None:
