@@ -3,7 +3,7 @@
 Operations that stay eager divide a layer into several graphs:
 - linear layers split over tensor ranks, whose collectives overlap with products
 - attention of context ranks, which gathers keys and values
-- sparse attention, which has kernels of its own
+- attention that has kernels of its own: sparse, or with a soft cap
 - recomputed attention
 - dropout that samples from another random generator than the other dropouts of the layer
 """
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend, PatternAttend, are_offsets
+from megaptm.layers.kernel_choice import AUTO, FUSED
 from megaptm.layers.kernels import MAX_COMPILED
 from megaptm.layers.layer import Layer, run
 from megaptm.layers.split import Dropout
@@ -88,6 +89,7 @@ def compile_layers(model: Model, log: Log) -> None:
 def _configure_torch() -> None:
     import torch._dynamo
     import torch._functorch.config
+    import torch._inductor.config
 
     if not _is_reproducible():
         raise UserError(
@@ -95,6 +97,8 @@ def _configure_torch() -> None:
             "train.deterministic does not allow: set train.compile=false, or install torch 2.10 or newer."
         )
     _check_cache()
+    if torch.are_deterministic_algorithms_enabled():
+        torch._inductor.config.deterministic = True  # else it pads products where a measurement says so
     torch._dynamo.config.recompile_limit = max(MAX_COMPILED, torch._dynamo.config.recompile_limit)
     # With the forward pass, so that a failure is known before anything is computed.
     torch._functorch.config.force_non_lazy_backward_lowering = True
@@ -198,8 +202,9 @@ def _active_dropouts(module: nn.Module) -> Iterator[Dropout]:
 
 
 def _mark_eager_modules(layer: Layer) -> None:
-    """Mark the modules of a layer that torch.compile must leave eager. Attention with a pattern is compiled where it
-    takes offsets of documents."""
+    """Mark the modules of a layer that torch.compile must leave eager. Attention with kernels of its own is compiled
+    where it takes offsets of documents or a dense mask: otherwise it asks which kernel this device has, which compiled
+    code cannot."""
     for module in list(layer.modules()):
         dropout = module.dropout if isinstance(module, Attend) else module
         if (
@@ -209,7 +214,9 @@ def _mark_eager_modules(layer: Layer) -> None:
         ):
             # By class: torch would compile a graph for each instance with a function of its own.
             module.__class__ = _eager_class(type(module), "forward")
-        elif isinstance(module, PatternAttend) and module.pattern is not None:
+        elif isinstance(module, PatternAttend) and (
+            module.pattern is not None or module.cap is not None or module.kernel not in (AUTO, FUSED)
+        ):
             module.__class__ = _eager_class(type(module), "attend_in_pattern")
 
 

@@ -83,6 +83,35 @@ def test_sequence_parallel_dropout_divides_no_graph(family):
     assert with_dropout == without
 
 
+def test_attention_with_a_soft_cap_is_left_to_its_kernel():
+    """Otherwise each layer is divided where it asks which kernel the device has."""
+    [result] = compiled("gemma2")
+    assert result["breaks"]
+    assert all("torch.compiler.disable" in reason for reason in result["breaks"])
+    assert_equal([result], eager("gemma2"), limit=1e-5)
+
+
+def measures_nothing() -> bool:
+    """Run in a rank: whether the compiler makes no choice by measurements that would change results."""
+    import torch
+    import torch._inductor.config as inductor
+
+    from megaptm.parallel.compiled import _configure_torch
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        with inductor.patch(deterministic=False):  # other tests run in the same process
+            _configure_torch()
+            deterministic: bool = inductor.deterministic
+            return deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_compiler_of_deterministic_training_measures_nothing():
+    assert run_ranks(1, measures_nothing) == [True]
+
+
 def test_layer_that_cannot_be_compiled_is_eager():
     [result] = compiled("t5", backend=refused)
     assert result["log"] == [
