@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from megaptm.config.schema import Config, ModelConfig, Shape
 from megaptm.errors import UserError
-from megaptm.families import find_family, find_turned
+from megaptm.families import find_family, find_family_with_direction
 from megaptm.spec import (
     Block,
     Family,
@@ -53,7 +53,7 @@ def _with_block_keys(block: Block, model: ModelConfig) -> Block:
 
 def configured_family(model: ModelConfig) -> Family | LayerlessFamily | None:
     """Return the family of a config's model, with the configured direction of attention; None if it is unknown."""
-    return find_turned(model.family, causal=model.causal)
+    return find_family_with_direction(model.family, causal=model.causal)
 
 
 def with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:

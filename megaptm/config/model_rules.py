@@ -14,7 +14,7 @@ from megaptm.errors import nearest
 from megaptm.families import FAMILIES, LAYERLESS
 from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS
-from megaptm.spec import Family, ModelSpec, Size, attention_options, can_turn, with_attention_options
+from megaptm.spec import Family, ModelSpec, Size, attention_options, can_change_direction, with_attention_options
 
 ATTENTION_KEYS = ("head_width", "kv_heads", "band", "share")
 """Keys of the section `model` that only layers of a transformer use."""
@@ -26,7 +26,7 @@ def layered_model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield the errors of section `model` for a family with layers."""
     spec = model_spec(model)
     yield from _unused_key_errors(model, spec)
-    if model.causal is not None and not can_turn(spec.family):
+    if model.causal is not None and not can_change_direction(spec.family):
         yield (
             f"model.causal ({str(model.causal).lower()}) needs a family with one stack, attention to one side or both, "
             f"and a head of next or masked tokens, unlike {model.family}; remove it."

@@ -22,7 +22,7 @@ from megaptm.config.sections.model import ModelConfig, Shape
 from megaptm.config.sections.optimizer import AdafactorConfig, MuonConfig, OptimizerConfig
 from megaptm.config.yamls import is_phase_key, with_dotted_keys
 from megaptm.errors import UserError
-from megaptm.families import find_turned
+from megaptm.families import find_family_with_direction
 from megaptm.objectives import BaseObjective, build_objective
 from megaptm.plugins import is_plugin
 from megaptm.section import Count, Section
@@ -328,7 +328,7 @@ def _with_objective(values: dict[str, Any]) -> dict[str, Any]:
     )
     family = None
     with suppress(UserError):
-        family = find_turned(name, causal=causal) if isinstance(name, str) else None
+        family = find_family_with_direction(name, causal=causal) if isinstance(name, str) else None
     return {**values, "objective": family.objectives[0] if family is not None else "unknown"}
 
 

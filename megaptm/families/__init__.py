@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.families.own import refuse_invalid_family
 from megaptm.families.registry import FOLDERS, Registry, contributions
 from megaptm.plugins import is_plugin, load_plugin, registered_attributes
-from megaptm.spec import Family, LayerlessFamily, can_turn, with_direction
+from megaptm.spec import Family, LayerlessFamily, can_change_direction, with_direction
 
 __all__ = [
     "CATALOGUE",
@@ -24,7 +24,7 @@ __all__ = [
     "Registry",
     "contributions",
     "find_family",
-    "find_turned",
+    "find_family_with_direction",
 ]
 
 
@@ -76,11 +76,11 @@ FAMILIES: Registry[Family | LayerlessFamily] = _registered_families(*_Group)
 """All families, in the order in which they are listed."""
 
 
-def find_turned(name: str, *, causal: object) -> Family | LayerlessFamily | None:
+def find_family_with_direction(name: str, *, causal: object) -> Family | LayerlessFamily | None:
     """Return a family as `find_family` does, with attention to one side (`causal`) or both, if it is true or false and
     the family can have it."""
     family = find_family(name)
-    if isinstance(causal, bool) and isinstance(family, Family) and can_turn(family):
+    if isinstance(causal, bool) and isinstance(family, Family) and can_change_direction(family):
         return with_direction(family, causal=causal)
     return family
 

@@ -82,9 +82,9 @@ class Registry(MutableMapping[str, V]):
 
     def __setitem__(self, name: str, entry: V) -> None:
         """Add an entry. Raise `UserError` if another one has this name."""
-        if (known := self._all_entries().setdefault(name, entry)) is not entry and _module_and_name(
+        if (known := self._all_entries().setdefault(name, entry)) is not entry and _qualified_name(
             known
-        ) != _module_and_name(entry):
+        ) != _qualified_name(entry):
             raise UserError(f"{name!r} is registered twice: rename one.")
         self._entries[name] = entry
 
@@ -107,6 +107,6 @@ class Registry(MutableMapping[str, V]):
         return self._entries
 
 
-def _module_and_name(entry: Any) -> tuple[str | None, str | None]:
+def _qualified_name(entry: Any) -> tuple[str | None, str | None]:
     """Return module and name of a class or function, which is another object after its module is imported again."""
     return getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)

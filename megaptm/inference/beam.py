@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.generate import finite_logits, never_generated, with_cache
+from megaptm.inference.generate import enable_cache, finite_logits, never_generated
 from megaptm.inference.prompt import generating_stack, prepare_prompt, require_use, text_batch, text_ids
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.stack import Stack
@@ -128,7 +128,7 @@ def _open_decoder(loaded: TrainedModel, text: list[int], decoder_start: list[int
         and not stack.block.score_bias
         and all(record.caches_keys for record in stack.block.attentions)
     )
-    with with_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
+    with enable_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 
         def step(generated: list[list[int]], parents: list[int]) -> Tensor:
             decoder_ids = torch.tensor([[*decoder_start, *ids] for ids in generated], device=loaded.device)

@@ -117,7 +117,7 @@ def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: 
     if block.residual.streams > 1 or not all(record.caches_keys for record in block.attentions):
         yield from _continue_without_cache(loaded, ids, tokens=tokens, sampler=sampler)
         return
-    with with_cache(decoder) as cache:
+    with enable_cache(decoder) as cache:
         cached_ids: list[int] = []
         for _ in range(tokens):
             if limit is not None and len(cached_ids) + len(ids) > limit:
@@ -232,7 +232,7 @@ class KeyValueCache:
 
 
 @contextmanager
-def with_cache(stack: Stack) -> Iterator[KeyValueCache]:
+def enable_cache(stack: Stack) -> Iterator[KeyValueCache]:
     """Enable the key-value cache of a stack's self-attention in this context; cross-attention keys and values are
     computed once."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]

@@ -59,12 +59,12 @@ class RateRange:
         return cls(rates, losses, smoothed)
 
     @property
-    def lowest(self) -> float:
+    def lowest_loss_rate(self) -> float:
         """Learning rate with the lowest smoothed loss."""
         return self.rates[self.smoothed.index(min(self.smoothed))]
 
     @property
-    def steepest(self) -> float:
+    def steepest_fall_rate(self) -> float:
         """Learning rate at which the smoothed loss falls fastest over the logarithm of the rate."""
         slopes = [
             (self.smoothed[index + 1] - self.smoothed[index - 1])
@@ -76,7 +76,7 @@ class RateRange:
     @property
     def suggested(self) -> float:
         """Peak rate for a run: a tenth of that with the lowest loss, where the loss still falls steadily."""
-        return self.lowest / MARGIN
+        return self.lowest_loss_rate / MARGIN
 
     def points(self) -> dict[str, Points]:
         """Return the curves over the decimal logarithm of the rate."""
@@ -91,7 +91,10 @@ class RateRange:
         return table
 
     def _rows(self) -> Iterator[tuple[int, str]]:
-        notes = {self.rates.index(self.steepest): "steepest fall", self.rates.index(self.lowest): "lowest loss"}
+        notes = {
+            self.rates.index(self.steepest_fall_rate): "steepest fall",
+            self.rates.index(self.lowest_loss_rate): "lowest loss",
+        }
         last = len(self.rates) - 1
         for index in sorted({*notes, *(round(row * last / (NUM_ROWS - 1)) for row in range(NUM_ROWS))}):
             yield index, notes.get(index, "")
@@ -105,8 +108,8 @@ class RateRange:
         axes.plot(self.rates, self.losses, color="lightgray", linewidth=1, label="loss")
         axes.plot(self.rates, self.smoothed, label="smoothed")
         for name, rate in (
-            ("steepest fall", self.steepest),
-            ("lowest loss", self.lowest),
+            ("steepest fall", self.steepest_fall_rate),
+            ("lowest loss", self.lowest_loss_rate),
             ("suggested", self.suggested),
         ):
             axes.axvline(rate, linewidth=1, linestyle=":", color="black")

@@ -30,7 +30,7 @@ from megaptm.spec.block import (
     visibility_of,
     with_attention_options,
 )
-from megaptm.spec.direction import can_turn, with_direction
+from megaptm.spec.direction import can_change_direction, with_direction
 from megaptm.spec.family import (
     EMBEDDED,
     EmbeddingSpec,
@@ -89,7 +89,7 @@ __all__ = [
     "TransformSpec",
     "Visibility",
     "attention_options",
-    "can_turn",
+    "can_change_direction",
     "change",
     "published",
     "value_errors",

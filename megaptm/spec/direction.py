@@ -11,7 +11,7 @@ OBJECTIVES = {"lm": "causal-lm", "mlm": "masked-lm"}
 """Head -> its objective."""
 
 
-def can_turn(family: Family) -> bool:
+def can_change_direction(family: Family) -> bool:
     """Whether the attention of a family can have the other direction: it has one stack, attends to one side or both,
     and predicts tokens."""
     [block, *further] = family.stacks.values()

@@ -24,7 +24,7 @@ from megaptm.data.shards import Corpus, ShardWriter, write_manifest
 from megaptm.errors import UserError
 from megaptm.families.uniter.corpus.region_shapes import COLORS, DETECTOR, SHAPES
 from megaptm.families.uniter.corpus.retrieve import (
-    RetrievalCounts,
+    MatchStatistics,
     RetrievalOptions,
     max_class_probabilities,
     retrieve,
@@ -254,7 +254,7 @@ def test_retrieval_resumes_and_parts_give_the_same_file(folder: Path, tmp_path: 
     with pytest.raises(UserError, match="set --detector FEATURES CLASSES"):
         retrieve(corpus, tmp_path / "other", replace(options, detector=(2048, 1601)))
     assert not (tmp_path / "other.blocks").exists()
-    assert str(RetrievalCounts(documents=3)) == "none of 3 documents has a match: lower --threshold"
+    assert str(MatchStatistics(documents=3)) == "none of 3 documents has a match: lower --threshold"
     messages: list[str] = []
     assert isinstance(retrieve(corpus, tmp_path / "resumed", options, texts=texts, tell=messages.append), dict)
     assert messages == ["train: block 2 of 2", "validation: block 1 of 1"]

@@ -29,11 +29,11 @@ def valley(rate):
 
 def test_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss():
     result = RateRange.of(records(valley))
-    assert result.lowest == pytest.approx(0.1, rel=0.6)
-    assert result.suggested == result.lowest / 10
+    assert result.lowest_loss_rate == pytest.approx(0.1, rel=0.6)
+    assert result.suggested == result.lowest_loss_rate / 10
     assert result.smoothed[-1] <= 4.0 * min(result.smoothed)
     assert result.rates[-1] < 10.0
-    assert result.steepest < result.lowest
+    assert result.steepest_fall_rate < result.lowest_loss_rate
 
 
 def test_range_ends_where_the_loss_is_not_finite():

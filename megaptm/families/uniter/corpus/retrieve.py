@@ -52,7 +52,7 @@ class RetrievalOptions:
 
 
 @dataclass
-class RetrievalCounts:
+class MatchStatistics:
     """Statistics of the retrieval of one kind in a split."""
 
     documents: int = 0
@@ -101,7 +101,7 @@ def retrieve(
     part: int = 0,
     parts: int = 1,
     tell: Callable[[str], None] = lambda message: None,
-) -> dict[str, RetrievalCounts] | int:
+) -> dict[str, MatchStatistics] | int:
     """Retrieve similar documents for a corpus: write the file of retrieved documents; return `<split>.<kind>` ->
     statistics.
 
@@ -139,7 +139,7 @@ def retrieve(
             work.keep(split, block, _retrieve_block(corpus, sources, split, block, blocks[split], options))
     if missing := sum(work.read(*document, sources) is None for document in every):
         return missing
-    report: dict[str, RetrievalCounts] = {}
+    report: dict[str, MatchStatistics] = {}
     tables: dict[str, list[np.ndarray]] = {}
     for split, block in every:
         if (done := work.read(split, block, sources)) is None:
@@ -148,7 +148,7 @@ def retrieve(
             )
         for kind in (kind for kind in RETRIEVED if kind in sources):
             tables.setdefault(f"{split}.{kind}", []).append(done[kind])
-            report.setdefault(f"{split}.{kind}", RetrievalCounts()).add(done[kind], done[f"{kind} nearest"])
+            report.setdefault(f"{split}.{kind}", MatchStatistics()).add(done[kind], done[f"{kind} nearest"])
     write_retrieved({name: np.concatenate(rows) for name, rows in tables.items()}, header, out)
     shutil.rmtree(work.folder, ignore_errors=True)
     return report
