@@ -31,7 +31,7 @@ from megaptm.parallel.optimizers import (
 def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the pieces of weights and optimizer state that this rank writes; exactly one rank writes each element of
     each tensor."""
-    optimizer.wait_for_state()
+    optimizer.prepare_to_save()
     for part in optimizer.parts:
         if part.is_tied_copy:
             continue

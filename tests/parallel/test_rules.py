@@ -6,15 +6,17 @@ import pytest
 import torch
 from transformers.optimization import Adafactor as TransformersAdafactor
 
-from megaptm.config import Layout
+from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import MuonConfig
 from megaptm.parallel.groups import open_groups
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
 from megaptm.parallel.optimizers.muon import Muon, orthogonalize
 from megaptm.parallel.optimizers.part import TensorPart
+from megaptm.parallel.optimizers.rules import refuse_other_state
 from megaptm.parallel.optimizers.stable_adamw import StableAdamW
 from megaptm.parallel.split import Placement
+from tests.layouts import own_rules
 from tests.ranks import run_ranks
 
 SHAPES = ((6, 4), (5,), (4, 8))
@@ -53,6 +55,15 @@ def trained(rule, parts, *, rate, decay=0.0, steps=STEPS, shapes=SHAPES):
         group["lr"], group["weight_decay"] = rate(step), decay
         rule.step()
     return [part.master.detach() for part in parts]
+
+
+def test_state_of_a_rule_of_the_user_is_compared_once_for_each_weight():
+    settings = OptimizerConfig(name="tests.layouts.own_rules:RMSprop", lr=0.1)
+    parts = parts_of(tensors())
+    rule = own_rules.RMSprop([part.master for part in parts], momentum=0.9)
+    parts[1].master.grad = tensors()[1]
+    rule.step()
+    assert refuse_other_state(rule, parts, settings) == [parts[0], parts[2]]
 
 
 def groups(wd_mult=1.0):

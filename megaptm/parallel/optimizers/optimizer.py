@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Optimizer:
     rule: torch.optim.Optimizer
     parts: Sequence[TensorPart]
     """Tensor parts of all parameters of this rank's stages, in order. All data and tensor ranks have equally many."""
+    unchecked: list[TensorPart] = field(default_factory=list)
+    """Parts whose state was not compared yet with what the update rule, if it is one of the user, declares."""
 
     def gradient_norm(self, *, loss: float, replicas: int) -> tuple[float, float]:
         """Return the norm of the full gradient, and the mean of `loss` over all processes: the same bits on each of
@@ -90,16 +92,19 @@ class Optimizer:
         else:
             self.rule.state[part.key][kind] = value.to(part.key.device, copy=True)
 
-    def wait_for_state(self) -> None:
-        """Wait until the host may read optimizer state that is in its memory."""
+    def prepare_to_save(self) -> None:
+        """Wait until the host may read optimizer state that is in its memory. Raise `UserError` if an update rule of
+        the user has other state than it declares."""
+        if self.settings.is_own:
+            refuse_other_state(self.rule, self.parts, self.settings)
         if isinstance(self.rule, OffloadedAdamW):
             self.rule.synchronize()
 
     def step(self) -> None:
         """Update the weights. Call `gradient_norm` first, which prepares the gradients."""
         self.megatron.step_with_ready_grads()
-        if self.settings.is_own:
-            refuse_other_state(self.rule, self.parts, self.settings)
+        if self.unchecked:
+            self.unchecked[:] = refuse_other_state(self.rule, self.unchecked, self.settings)
         if self.settings.ema_decay is not None:
             self._update_means(1 - self.settings.ema_decay)
 

@@ -151,14 +151,17 @@ def _naming_errors(step: Callable[[], object], settings: OptimizerConfig) -> Cal
     return named_step
 
 
-def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: OptimizerConfig) -> None:
+def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: OptimizerConfig) -> list[TensorPart]:
     """Raise `UserError` if the state of a rule of the user, after a step, is not the one that it declares:
-    checkpoints would lack a part of it."""
-    declared = {*load_own_rule(settings.name).state_tensors}
+    checkpoints would lack a part of it. Return the parts without state, which had no gradient yet."""
+    declared, stateless = {*load_own_rule(settings.name).state_tensors}, []
     for part in parts:
-        state = {} if part.master is None else rule.state.get(part.master, {})
+        if part.master is None:
+            continue
+        state = rule.state.get(part.master, {})
         names = {*state} - {EMA}
-        if names <= {STEP}:  # without a gradient
+        if names <= {STEP}:
+            stateless.append(part)
             continue
         for name in sorted(names ^ declared):
             raise UserError(
@@ -171,6 +174,7 @@ def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: Opti
                     f"optimizer.name ({settings.name}): {name} in its state must be a tensor with one value for each "
                     "element of a weight, because checkpoints divide it as weights."
                 )
+    return stateless
 
 
 EMA = "ema"
