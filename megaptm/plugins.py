@@ -27,7 +27,7 @@ EXTENSIONS = ("megaptm.distillation",)
 ALLOW_CODE = "MEGAPTM_ALLOW_CODE"
 """Environment variable with the modules that runs may name, separated by commas. Child processes inherit it."""
 NAMED_BY_USER: set[str] = set()
-"""Modules named by configs that the user wrote, which are allowed."""
+"""Modules that configs written by the user name; they may be imported."""
 NAMED_BY_RUNS: dict[str, str] = {}
 """Modules that configs of runs name, each with such a config. A run's folder may come from an untrusted source."""
 ABSENT = object()

@@ -68,7 +68,7 @@ class Decontaminate:
         return self._decontaminate(documents, dropped, before=())
 
     def after(self, steps: tuple[CleaningStep, ...]) -> CleaningStep:
-        """Return this step with evaluation texts that `steps` have preprocessed like the documents."""
+        """Return this step; its evaluation texts are first preprocessed by `steps`, like the documents."""
         changing = (step for step in steps if not isinstance(step, Filter | BatchFilter | Decontaminate))
         return partial(self._decontaminate, before=tuple(changing))
 

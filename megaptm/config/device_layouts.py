@@ -70,7 +70,7 @@ def device_errors(config: Config, devices: int) -> Iterator[str]:
 
 
 def _format_axes(layout: Layout, *names: str, prefix: str = "layout.") -> str:
-    """Return axes of a layout, and of several context ranks, with their sizes, as text."""
+    """Return the names and sizes of axes of a layout as text, with the context axis if it has several ranks."""
     axes = {name: getattr(layout, name) for name in (*names, *(("context",) if layout.context > 1 else ()))}
     return f"{' x '.join(prefix + name for name in axes)} ({' x '.join(map(str, axes.values()))})"
 

@@ -46,8 +46,8 @@ class HeadCosts(ABC):
     next_token: ClassVar[bool] = False
     """Whether the head predicts the next token at each position, to which the position must not attend."""
     labels_from_samples: ClassVar[bool] = False
-    """Whether labels of the head are known only after sampling from another head; the batch has the target
-    positions."""
+    """Whether the head's labels are known only after sampling from another head. The batch then has target positions
+    without labels."""
     initial_values: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Initial value of all elements of a parameter of the head, by parameter, if it is not random."""
     module: ClassVar[str] = ""
