@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from megaptm.config.context_rules import context_errors
-from megaptm.config.layer_rules import layer_layout_errors
+from megaptm.config.layer_rules import attention_logit_errors, layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import configured_family, resolve_model
 from megaptm.config.model_rules import layered_model_errors, model_title, stack_sizes
@@ -259,6 +259,8 @@ def _mix_ramp_errors(config: Config) -> Iterator[str]:
 
 def _layout_errors(config: Config) -> Iterator[str]:
     layout, spec, title = config.layout, resolve_model(config), model_title(config.model)
+    if config.train.attention_logits_every is not None:
+        yield from attention_logit_errors(spec)
     if spec.family.layer is not None:
         yield from layer_layout_errors(layout, spec.family.layer, spec.name)
         return

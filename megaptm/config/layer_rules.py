@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.config.schema import Layout
-from megaptm.spec import LayerSpec, ModelSpec
+from megaptm.spec import AttentionSpec, LayerSpec, ModelSpec
 
 
 def layer_layout_errors(layout: Layout, record: LayerSpec, name: str) -> Iterator[str]:
@@ -35,3 +35,16 @@ def layer_model_errors(spec: ModelSpec) -> Iterator[str]:
         if size.heads > 1:
             yield f"heads ({size.heads}) must be 1: {spec.family.name} {record.reason}, without attention heads."
         yield from record.size_errors(size)
+
+
+def attention_logit_errors(spec: ModelSpec) -> Iterator[str]:
+    """Yield an error for each stack whose logits `train.attention_logits_every` cannot measure: they are more than
+    products of queries and keys, or its layers do not run as those of a transformer."""
+    plain = (AttentionSpec.module, AttentionSpec.stack)
+    for stack, block in spec.family.stacks.items():
+        is_plain = all((record.module, record.stack) == plain for record in block.attentions)
+        if block.layer is not None or block.residual.stack or not is_plain:
+            yield (
+                f"train.attention_logits_every does not support the layers of the {stack} of {spec.name}: it measures "
+                "only dot products of queries and keys; remove it."
+            )

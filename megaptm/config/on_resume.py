@@ -89,6 +89,7 @@ RESUME_RULES = {
     "train.stop_at": OnResume.YES,
     "train.log_every": OnResume.YES,
     "train.norms_every": OnResume.YES,
+    "train.attention_logits_every": OnResume.YES,
     "train.validate_every": OnResume.YES,
     "train.validate_batches": OnResume.YES,
     "train.check_replicas_every": OnResume.YES,

@@ -279,6 +279,9 @@ class TrainConfig(Section):
     norms_every: Count | None = None
     """Steps between two measurements of the norms of gradients, weights and updates by group of layers
     (docs/tracking.md). Such a step copies the float32 weights. Default: never."""
+    attention_logits_every: Count | None = None
+    """Steps between two measurements of the largest attention logit by group of layers (docs/tracking.md). Such a step
+    computes queries, keys and their products a second time. Default: never."""
     validate_every: Count | None = None
     """Steps between two measurements of the validation loss. Default: only after the last step."""
     validate_batches: Count = 8

@@ -377,7 +377,7 @@ class SelfAttention(AttentionModule):
 
         `mask` as in `Attend.forward`. Fused kernels do not return scores, so they are computed a second time.
         """
-        q_SBHK, k_SBHK, _ = self._rotate_queries_and_keys(*self._project(x_SBD, None), position_state)
+        q_SBHK, k_SBHK = self.queries_and_keys(x_SBD, position_state)
         k_SBHK = for_heads(k_SBHK, q_SBHK.shape[2])
         scores = q_SBHK.permute(1, 2, 0, 3).float() @ k_SBHK.permute(1, 2, 3, 0).float() * self.attend.scale
         scores = soft_cap(scores, self.attend.cap)
@@ -388,6 +388,10 @@ class SelfAttention(AttentionModule):
         elif mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)
         return scores.masked_fill(scores <= MIN_SCORE, 0.0)
+
+    def queries_and_keys(self, x_SBD: Tensor, position_state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the queries and keys whose products are the scores, each [S, B, H, K]."""
+        return self._rotate_queries_and_keys(*self._project(x_SBD, None), position_state)[:2]
 
     def _rotate_queries_and_keys(
         self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None

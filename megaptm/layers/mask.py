@@ -100,17 +100,20 @@ class Mask:
     def dense(self) -> Tensor:
         """Return the dense attention mask, boolean [B, H, Q, K], True where the query attends to the key. B or H is 1
         if all are equal."""
+        return self.dense_rows(slice(None))
+
+    def dense_rows(self, chosen: slice) -> Tensor:
+        """Return the dense attention mask of a range of the queries."""
         rows = next((len(field) for field in (self.order, self.marks) if field is not None), 1)
         rows = rows if self.documents is None else len(self.documents[0])
         heads = 1 if self.pattern is None or self.table is None else len(self.table)
         queries, keys = self.length
         indices: list[Tensor] = [torch.arange(number, device=self.device) for number in (rows, heads, queries, keys)]
-        if self.queries is not None:
-            indices[2] = self.queries
+        indices[2] = (indices[2] if self.queries is None else self.queries)[chosen]
         batch, head, query, key = (
             index.view([-1 if axis == dimension else 1 for axis in range(4)]) for dimension, index in enumerate(indices)
         )
-        return self.attends(batch, head, query, key).expand(rows, heads, *self.length)
+        return self.attends(batch, head, query, key).expand(rows, heads, query.shape[2], keys)
 
     def scores(self, bias: Tensor | None) -> Tensor | None:
         """Return the attention mask as kernels take it: boolean, a bias on the scores, or offsets of documents.

@@ -246,7 +246,7 @@ class FullySharded:
 
         def before_forward(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             unit.each(FlatParameters.gather)
-            if not _is_backward():  # in a recomputation, the backward pass prefetches
+            if not is_backward():  # in a recomputation, the backward pass prefetches
                 self._prefetch_layer(number + 1)
             return _call_after_backward(lambda: self._after_backward(unit), inputs)
 
@@ -254,7 +254,7 @@ class FullySharded:
             for tensor in output if isinstance(output, tuple) else (output,):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(lambda _: self._before_backward(number, unit))
-            if not _is_backward():
+            if not is_backward():
                 unit.each(FlatParameters.release)
 
         layer.register_forward_pre_hook(before_forward)
@@ -372,7 +372,8 @@ def _add_to_main_grad(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def _is_backward() -> bool:
+def is_backward() -> bool:
+    """Whether a backward pass runs in this thread, which may repeat forward passes of layers."""
     return torch._C._current_graph_task_id() != -1
 
 

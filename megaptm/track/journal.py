@@ -50,6 +50,7 @@ OWN_METRICS = frozenset(
             "gradient_norm",
             "weight_norm",
             "update_norm",
+            "attention_logit_max",
             "tokens_per_second",
             "model_flops_per_second",
             "mfu",

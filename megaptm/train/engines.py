@@ -39,6 +39,7 @@ def build_engine(
     if isinstance(spec, LayerlessSpec):
         engine: TrainingEngine = spec.family.build_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
         return engine
+    from megaptm.parallel.attention_logits import AttentionLogitsHook
     from megaptm.parallel.build import build_engine as build_parallel_engine
     from megaptm.parallel.compiled import should_compile
     from megaptm.parallel.norms import NormsHook
@@ -48,6 +49,8 @@ def build_engine(
     hooks = [section.build_hook(config, rank_env) for section in used_sections(config)]
     if config.train.norms_every is not None:
         hooks.append(NormsHook(config.train.norms_every))
+    if config.train.attention_logits_every is not None:
+        hooks.append(AttentionLogitsHook(config.train.attention_logits_every))
     return build_parallel_engine(
         spec,
         config.layout,

@@ -57,8 +57,9 @@ def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
         )
     if config.train.spikes != SpikeConfig():
         yield f"train.spikes is not used by {config.model.family}, which has no layers; remove it."
-    if config.train.norms_every is not None:
-        yield f"train.norms_every is not used by {config.model.family}, which has no layers; remove it."
+    for key in ("norms_every", "attention_logits_every"):
+        if getattr(config.train, key) is not None:
+            yield f"train.{key} is not used by {config.model.family}, which has no layers; remove it."
 
 
 def word_model_errors(model: Any, family: WordFamily) -> Iterator[str]:
