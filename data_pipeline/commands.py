@@ -19,9 +19,10 @@ from data_pipeline.corpus.parts import read_parts
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import InProcess
+from data_pipeline.document import DropCounts
 from data_pipeline.progress import StageProgress
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
-from data_pipeline.report import CorpusReport
+from data_pipeline.report import CorpusReport, drop_lines
 from data_pipeline.settings import parse_settings
 from data_pipeline.sources import find_files
 from data_pipeline.train_quality import TrainingOptions, quality_table, train_classifier
@@ -104,12 +105,20 @@ def train_quality(
     """Train a quality classifier for `megaptm corpus train-quality`, save it in the file `out`, and print its scores of
     held-out examples."""
     path, console = output_file(out), console or Console()
-    classifier = train_classifier(good_sources, ordinary_sources, TrainingOptions(**options))
+    dropped = DropCounts()
+    classifier = train_classifier(good_sources, ordinary_sources, TrainingOptions(**options), dropped)
     classifier.save(str(path))
+    _print_dropped(dropped, console)
     console.print(quality_table(classifier))
     area = classifier.info["area_under_roc"]
     console.print(f"{path}: area under the ROC curve {area:.4f}", highlight=False, soft_wrap=True)
     return classifier
+
+
+def _print_dropped(dropped: DropCounts, console: Console) -> None:
+    """Print a line for each reason why text was not read."""
+    for line in drop_lines(dropped.counts, dropped.examples, dropped.messages):
+        console.print(Text(line, "yellow"), soft_wrap=True)
 
 
 def output_file(out: str) -> Path:
@@ -133,11 +142,14 @@ def tokenizer_train(
         raise UserError(f"{folder} is not empty: choose another folder, or replace it with --overwrite.")
     tokenizer_recipe = TokenizerRecipe(**settings)
     recipe = replace(read_recipe(sources), tokenizer=tokenizer_recipe)
+    dropped = DropCounts()
     with tempfile.TemporaryDirectory() as scratch, StageProgress(console) as stages:
         work = JobRunner(Path(scratch), InProcess(), stages)
-        parts, dropped = read_parts(recipe, find_files(recipe.sources), work)
+        parts, not_read = read_parts(recipe, find_files(recipe.sources, dropped), work)
+        dropped.merge(not_read)
         selection = select_documents(replace(recipe, validation=0.0), parts, work, dropped).selection
         tokenizer = load(train_tokenizer(tokenizer_recipe, DocumentSample.of(selection, tokenizer_recipe.kind), work))
     tokenizer.save(folder)
+    _print_dropped(dropped, console)
     console.print(f"{folder}: {tokenizer.kind} tokenizer, {tokenizer.vocabulary:,} ids", highlight=False)
     return tokenizer

@@ -51,6 +51,8 @@ class CorpusReport:
     """Documents, tokens and bytes by group, if the recipe has groups."""
     clusters: dict[int, int] = field(default_factory=dict)
     """Histogram of cluster sizes, if they are counted: 2**i -> documents that stand for 2**i to 2**(i + 1) - 1."""
+    copies: int = 0
+    """Number of copies of documents besides the first."""
     composition: Composition = field(default_factory=Composition)
     """Documents, tokens and bytes by source and by format; tokens by document length; the largest documents."""
     lengths: dict[int, int]
@@ -71,8 +73,8 @@ class CorpusReport:
 
     @property
     def read(self) -> int:
-        """Return the number of documents that the build read, kept or dropped."""
-        return self.sum_over_splits("documents") + sum(self.dropped.values())
+        """Return the number of documents that the build read, kept or dropped. Copies count once."""
+        return self.sum_over_splits("documents") + sum(self.dropped.values()) - self.copies
 
     @property
     def executor(self) -> str:

@@ -22,6 +22,8 @@ from megaptm.errors import UserError
 HELD_OUT = 10
 """One in this many examples is held out to measure the classifier."""
 MIN_EXAMPLES = 20
+EXAMPLE_CHARACTERS = 50_000
+"""Maximum characters of an example that are read, so that the n-grams of many books fit into memory."""
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
@@ -56,16 +58,21 @@ class Examples:
 
 
 def train_classifier(
-    good_sources: Sequence[str], ordinary_sources: Sequence[str], options: TrainingOptions
+    good_sources: Sequence[str],
+    ordinary_sources: Sequence[str],
+    options: TrainingOptions,
+    dropped: DropCounts | None = None,
 ) -> QualityClassifier:
     """Train a classifier that separates the documents of good sources from those of ordinary sources.
 
-    The result depends only on the texts and the options, not on the order of files.
+    The result depends only on the texts and the options, not on the order of files. Text that cannot be read is counted
+    in `dropped`.
     """
+    dropped = DropCounts() if dropped is None else dropped
     sparse = import_library("scipy.sparse", "train-quality")
     linear_model = import_library("sklearn.linear_model", "train-quality")
     metrics = import_library("sklearn.metrics", "train-quality")
-    kinds = [_read_examples(sources, options) for sources in (good_sources, ordinary_sources)]
+    kinds = [_read_examples(sources, options, dropped) for sources in (good_sources, ordinary_sources)]
     features = [*kinds[0].features, *kinds[1].features]
     labels = np.repeat([1, 0], [len(kind.features) for kind in kinds])
     held_out = np.concatenate([kind.held_out for kind in kinds])
@@ -96,10 +103,9 @@ def train_classifier(
     return classifier
 
 
-def _read_examples(sources: Sequence[str], options: TrainingOptions) -> Examples:
+def _read_examples(sources: Sequence[str], options: TrainingOptions, dropped: DropCounts) -> Examples:
     """Read the documents of sources, with the default cleaning steps. Equal texts count once."""
-    recipe, dropped = read_recipe(sources), DropCounts()
-    files = find_files(recipe.sources, dropped)
+    files = find_files(read_recipe(sources).sources, dropped)
     spans = (read_span(Span(file), dropped) for file in files)
     heap: list[tuple[int, np.ndarray]] = []
     known: set[int] = set()
@@ -108,7 +114,8 @@ def _read_examples(sources: Sequence[str], options: TrainingOptions) -> Examples
         is_full = len(heap) == options.documents
         if digest in known or (is_full and -digest <= heap[0][0]):
             continue
-        features = hashed_ngrams(document.text, options.ngrams, 1 << options.bits)
+        text = document.text[:EXAMPLE_CHARACTERS]
+        features = hashed_ngrams(text, options.ngrams, 1 << options.bits).astype(np.int32)
         if not len(features):
             continue
         known.add(digest)

@@ -4,6 +4,7 @@ maximum epochs; or a list of such tables."""
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -79,7 +80,8 @@ def _parse_part(table: Mapping[str, Any]) -> MixPart:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # integers may be larger
 
 
 def _is_positive(value: Any) -> bool:

@@ -43,7 +43,7 @@ class DropShort(Filter):
     def reason(self, document: Document) -> str | None:
         if len(document.text.strip()) < self.characters:
             return f"shorter than {self.characters} characters"
-        if not has_words(document.text, self.words):
+        if self.words and not has_words(document.text, self.words):
             return f"shorter than {self.words} words"
         return None
 

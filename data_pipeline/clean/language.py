@@ -37,7 +37,7 @@ class TagLanguage:
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
-            language, _ = identify(document.text, self.model)
+            language, _ = identify(document.text, self.model, "tag-language")
             yield replace(document, notes={**document.notes, "language": language})
 
 
@@ -79,30 +79,31 @@ class KeepLanguage:
             threshold = thresholds.get(language, self.min_probability)
             if language not in languages:
                 dropped.add(other_language, document.source, document.text)
-            elif probability < threshold:
+            elif not probability >= threshold:  # a model may return NaN
                 reason = f"keep-language: {language} with a probability below {threshold:g}"
                 dropped.add(reason, document.source, document.text)
             else:
                 yield replace(document, notes={**document.notes, "language": language})
 
 
-def identify(text: str, model: str | None = None) -> tuple[str, float]:
-    """Identify the language of a text from its start; return the most likely one and its probability."""
+def identify(text: str, model: str | None = None, step: str = "keep-language") -> tuple[str, float]:
+    """Identify the language of a text from its start; return the most likely one and its probability. Error messages
+    name `step`."""
     start = text[:CLASSIFIED_CHARACTERS]
     if model is None:
-        return _load_identifier().classify(start)
+        return _load_identifier(step).classify(start)
     if is_function(model):
-        language, probability = load_function(model, "keep-language")(start)
+        language, probability = load_function(model, step)(start)
         return str(language), float(probability)
-    return next(iter(predict_labels(model, start, "keep-language")), (UNKNOWN, 0.0))
+    return next(iter(predict_labels(model, start, step)), (UNKNOWN, 0.0))
 
 
 def _require_known(languages: Iterable[str], model: str | None) -> None:
     """Raise `UserError` for a language that the model does not know."""
     if model is not None and is_function(model):
         return
-    known = {*(_load_identifier().labels if model is None else fasttext_labels(model, "keep-language"))}
-    for language in {*languages} - known:
+    known = {*(_load_identifier("keep-language").labels if model is None else fasttext_labels(model, "keep-language"))}
+    for language in sorted({*languages} - known):
         names = sorted(known)
         hint = f"use {', '.join(names)}." if len(names) <= MAX_SHOWN else nearest(language, names)
         raise UserError(f"keep-language: language `{language}` is not known: {hint}")
@@ -126,8 +127,8 @@ def _read_thresholds(path: str) -> dict[str, float]:
     return thresholds
 
 
-@lru_cache(maxsize=1)
-def _load_identifier() -> Any:
-    """Load the language identification model, which takes a second."""
-    langid = import_library("py3langid.langid", "keep-language")
+@lru_cache(maxsize=2)
+def _load_identifier(step: str) -> Any:
+    """Load the language identification model for a step, which takes a second."""
+    langid = import_library("py3langid.langid", step)
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

@@ -120,6 +120,7 @@ def build_corpus(
                 ),
             ],
             clusters=documents.count_clusters(),
+            copies=documents.count_copies(),
             composition=composition,
             workers=work.workers.count,
             reused_jobs=work.reused_jobs,

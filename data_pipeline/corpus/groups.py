@@ -3,7 +3,7 @@ selects groups without reading documents (`megaptm.data.groups`)."""
 
 from __future__ import annotations
 
-import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,8 +58,9 @@ def _group_of(document: Document, grouping: Grouping, domains: dict[str, int]) -
     bucket = 0
     if grouping.quality:
         score = document.notes.get(grouping.note)
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
             return NO_SCORE
+        score = float(score)
         if score < grouping.quality[0]:
             return BELOW
         bucket = min(int(np.searchsorted(grouping.quality, score, side="right")) - 1, grouping.num_buckets - 1)

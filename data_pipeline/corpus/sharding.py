@@ -81,6 +81,16 @@ class CorpusDocuments:
                     counts += np.bincount(np.log2(sizes[rows]).astype(np.int64), minlength=64)
         return {1 << power: int(count) for power, count in enumerate(counts) if count}
 
+    def count_copies(self) -> int:
+        """Return the number of copies of documents besides the first."""
+        copies = (
+            selected
+            for _, rows in self._rows_by_group("train")
+            for copy in range(1, self._max_copies("train"))
+            for _, selected in self._repeated(rows(), copy)
+        )
+        return sum(map(len, copies))
+
     def _rows_by_group(self, split: str) -> Iterator[tuple[int, Callable[[], Iterator[DocumentRows]]]]:
         if self.groups is None:
             yield 0, lambda: self.selection.rows_by_part(split)

@@ -53,6 +53,13 @@ class MixSource:
     max_epochs: float | None = None
     """Maximum number of epochs that are read; None: no limit."""
 
+    def __post_init__(self) -> None:
+        if self.max_epochs is not None and self.limit < 1:
+            raise UserError(
+                f"data.mix: max_epochs ({self.max_epochs:g}) of {self.name} is less than one of its "
+                f"{self.order.per_epoch:,} samples: raise it, or remove the corpus."
+            )
+
     @property
     def limit(self) -> float:
         """Return the maximum number of samples that are read."""

@@ -182,6 +182,11 @@ def test_groups_without_validation_are_rejected(grouped):
     opened({grouped: {"weight": 1, "domains": ["books"]}}, split="validation")
 
 
+def test_max_epochs_of_no_sample_are_rejected(plain):
+    with pytest.raises(UserError, match=r"max_epochs \(1e-09\) of .* is less than one of its [0-9,]+ samples"):
+        opened({plain: {"weight": 1, "max_epochs": 1e-9}})
+
+
 def test_lanes_have_no_max_epochs(plain):
     with pytest.raises(UserError, match="continue from batch to batch, so that no corpus can end: remove max_epochs"):
         opened({plain: {"weight": 1, "max_epochs": 1}}, "continued-causal-lm", document_mask=False, lanes=2)
@@ -208,3 +213,8 @@ def test_a_ramp_moves_the_parts_of_a_corpus_together(grouped, plain):
         read[mix.locate(index).source] += 1
         assert [*mix.cursors(index + 1).values()] == read.tolist()
     assert read[1] == mix.orders[1].per_epoch
+
+
+def test_weights_beyond_floating_point_numbers_are_rejected():
+    with pytest.raises(ValueError, match="must have a weight, a number above 0"):
+        parse_mix_value({"weight": 10**400})

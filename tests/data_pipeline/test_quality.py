@@ -36,6 +36,7 @@ def folders(tmp_path_factory):
         (root / kind).mkdir()
         for number in range(60):
             (root / kind / f"{number}.txt").write_text(text(kind, number))
+    (root / "good" / "damaged.txt").write_bytes(b"proof \xff")
     return root
 
 
@@ -57,6 +58,7 @@ def classifier_file(folders):
     assert result.exit_code == 0
     assert "scores of 12 held-out examples" in result.output
     assert "area under the ROC curve 1.0000" in result.output
+    assert "dropped 1 not UTF-8 (good/damaged.txt)" in result.output
     return str(out)
 
 

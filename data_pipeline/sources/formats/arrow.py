@@ -38,6 +38,10 @@ class _Message:
     """Number of rows of a record batch."""
     compressed: tuple[int, ...]
     """First byte of each compressed buffer in the message; a buffer starts with its size, int64."""
+    dictionary: int
+    """Number of the dictionary in the message, if it has one."""
+    replaces: bool
+    """Whether the dictionary replaces an earlier one with its number. Otherwise it extends it."""
 
 
 def read_arrow(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
@@ -74,16 +78,21 @@ def _rows(
 ) -> Iterator[Row]:
     """Yield row index in the file (from 0) and the required columns. A damaged record batch counts once."""
     first = 0
+    dictionaries: dict[int, bytes] = {}
+    """Messages of the dictionaries to which record batches may refer, by number. Some writers replace them often."""
     for message in messages:
-        if message.kind == DICTIONARY:  # record batches after it may refer to it
-            head += _read(stream, message, span.file)
+        if message.kind == DICTIONARY:
+            before = b"" if message.replaces else dictionaries.get(message.dictionary, b"")
+            dictionaries[message.dictionary] = before + _read(stream, message, span.file)
         row, first = first, first + message.rows
         if message.kind != RECORD_BATCH or not span.start <= message.start < span.end:
             continue
         content = _read(stream, message, span.file)
         try:
-            [batch] = _open(head + content + END_OF_STREAM)
-            for values in zip(*(to_python(_checked(batch.column(name))) for name in columns), strict=True):
+            [batch] = _open(b"".join([head, *dictionaries.values(), content, END_OF_STREAM]))
+            # All before the first is converted: a column of nulls has no buffers that bound its number of rows.
+            checked = [_checked(batch.column(name)) for name in columns]
+            for values in zip(*map(to_python, checked), strict=True):
                 yield row, dict(zip(columns, values, strict=True))
                 row += 1
         except Exception as error:  # a date outside of Python's range raises an exception that is not Arrow's
@@ -158,10 +167,13 @@ def _parse_message(metadata: bytes, start: int) -> _Message:
     kind = _number(metadata, _field(metadata, table, 1), 1)
     header = _field(metadata, table, 2)
     body = _field(metadata, table, 3)
-    size, rows, compressed = 8 + len(metadata), 0, []
+    size, rows, compressed, dictionary, replaces = 8 + len(metadata), 0, [], 0, False
     if kind in (DICTIONARY, RECORD_BATCH):
         batch = _reference(metadata, header)
         if kind == DICTIONARY:
+            number, is_delta = _field(metadata, batch, 0), _field(metadata, batch, 2)
+            dictionary = _number(metadata, number, 8) if number else 0
+            replaces = not (is_delta and _number(metadata, is_delta, 1))
             batch = _reference(metadata, _field(metadata, batch, 1))
         length = _field(metadata, batch, 0)
         rows = _number(metadata, length, 8) if length and kind == RECORD_BATCH else 0
@@ -170,7 +182,7 @@ def _parse_message(metadata: bytes, start: int) -> _Message:
             records = (buffers + 4 + 16 * index for index in range(_number(metadata, buffers, 4)))
             compressed = [size + _number(metadata, at, 8) for at in records if _number(metadata, at + 8, 8)]
     stop = start + size + (_number(metadata, body, 8) if body else 0)
-    return _Message(kind, start, stop, rows, tuple(compressed))
+    return _Message(kind, start, stop, rows, tuple(compressed), dictionary, replaces)
 
 
 def _reference(data: bytes, at: int) -> int:

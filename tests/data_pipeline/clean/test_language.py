@@ -89,6 +89,21 @@ def by_length(text):
     return ("short" if len(text) < 10 else "long"), 1
 
 
+def uncertain(text):
+    return "en", math.nan
+
+
+def test_a_probability_that_is_no_number_is_too_low():
+    assert reason(KeepLanguage(model=f"{__name__}:uncertain"), "text") == "en with a probability below 0.65"
+
+
+def test_messages_name_the_step_and_the_first_language():
+    with pytest.raises(UserError, match=r"^tag-language: missing\.bin cannot be read"):
+        run(TagLanguage("missing.bin"), ENGLISH)
+    with pytest.raises(UserError, match="language `qa` is not known"):
+        run(KeepLanguage(languages=("qc", "qa", "qb")), ENGLISH)
+
+
 def test_functions_name_languages():
     retained, dropped = run(KeepLanguage(languages=("long",), model=f"{__name__}:by_length"), "a long text", "text")
     assert [document.notes["language"] for document in retained] == ["long"]

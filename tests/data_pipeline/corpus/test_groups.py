@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.corpus.groups import NO_DOMAIN, NO_SCORE, CorpusGroups
+from data_pipeline.corpus.groups import BELOW, NO_DOMAIN, NO_SCORE, CorpusGroups, _group_of
 from data_pipeline.corpus.workers import InProcess
 from data_pipeline.deduplicate.tables import save
+from data_pipeline.document import Document
 from data_pipeline.grouping import Grouping
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
 from data_pipeline.sources import Source
@@ -63,6 +64,15 @@ def built(raw, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("grouped") / "corpus"
     build_corpus(recipe_of(raw), out, workers=0)
     return out
+
+
+@pytest.mark.parametrize(
+    ("score", "group"), [(10**400, NO_SCORE), (float("inf"), NO_SCORE), (10**30, 0), (-(10**30), BELOW)]
+)
+def test_huge_scores(score, group):
+    """JSON lines may hold integers beyond floating-point numbers."""
+    grouping = Grouping(quality=(0.0, 1.0), note="score")
+    assert _group_of(Document("a", "0", notes={"score": score}), grouping, {}) == group
 
 
 def test_each_shard_has_documents_of_one_group(built):

@@ -6,6 +6,7 @@ from pyarrow import feather, parquet
 
 from data_pipeline.document import DropCounts
 from data_pipeline.sources import find_files
+from data_pipeline.sources.formats import arrow
 from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, written
 
@@ -79,6 +80,22 @@ def test_text_column_types(kind, tmp_path):
     assert reading(path).texts == reading(path, part=900).texts == TEXTS
 
 
+@pytest.mark.parametrize("emit_deltas", [False, True])
+def test_dictionary_of_each_batch(emit_deltas, tmp_path, monkeypatch):
+    """Each batch replaces or extends the dictionary. Only those that a batch needs are parsed with it."""
+    schema = pa.schema([("text", pa.dictionary(pa.int32(), pa.string()))])
+    options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=emit_deltas)
+    with pa.ipc.new_stream(tmp_path / "a.arrow", schema, options=options) as writer:
+        for number in range(50):
+            values = pa.array([f"{at} " * 100 for at in range(0 if emit_deltas else number, number + 1)])
+            indices = pa.array([len(values) - 1], pa.int32())
+            writer.write_batch(pa.record_batch([pa.DictionaryArray.from_arrays(indices, values)], schema=schema))
+    parsed, parse = [], arrow._open
+    monkeypatch.setattr(arrow, "_open", lambda content: parsed.append(len(content)) or parse(content))
+    assert reading(tmp_path / "a.arrow").texts == [f"{number} " * 100 for number in range(50)]
+    assert emit_deltas or max(parsed) < 2000
+
+
 def test_arrow_and_parquet_have_the_same_documents(tmp_path):
     stream(tmp_path / "a.arrow")
     parquet.write_table(TABLE, tmp_path / "a.parquet")
@@ -107,6 +124,15 @@ def test_damaged_batch_is_dropped(tmp_path, refusal):
     result = reading(path)
     assert (result.texts, result.counts) == (TEXTS[60:], {"damaged": 1})
     assert "a.arrow row 0 starts a damaged part" in refusal(path)
+
+
+def test_number_of_rows_is_checked_before_conversion(tmp_path):
+    """The nulls of a column with 2**40 rows would fill the memory."""
+    rows = 12_345
+    path = stream(tmp_path / "a.arrow", pa.table({"note": pa.nulls(rows), "text": ["a"] * rows}), rows)
+    content = path.read_bytes()
+    written(path, content.replace(rows.to_bytes(8, "little"), (1 << 40).to_bytes(8, "little")))
+    assert reading(path, keep=("note",)).counts == {"damaged": 1}
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
