@@ -11,13 +11,13 @@ from megaptm.errors import printable
 from megaptm.storage import is_finite_number
 
 KINDS = {
-    **dict.fromkeys(("resume", "branch", "back"), "restart"),
+    **dict.fromkeys(("resume", "branch", "back", "abandoned-checkpoint"), "restart"),
     **dict.fromkeys(("change", "schedule", "objective", "weights", "data-moved", "epoch"), "change"),
     **dict.fromkeys(
         ("hang", "worker-lost", "node-lost", "node-excluded", "not-saved", "skipped-step", "straggler", "gpu-fault"),
         "failure",
     ),
-    **dict.fromkeys(("damaged-checkpoint", "abandoned-checkpoint"), "failure"),
+    "damaged-checkpoint": "failure",
     "spike": "spike",
     **dict.fromkeys(("stop-request", "stop-signal", "interrupt"), "stop"),
 }
@@ -56,7 +56,11 @@ def _describe_event(event: Mapping[str, Any]) -> str:
     """Return an event as text: its kind and what it records, `change: optimizer.lr 0.1 -> 0.05`."""
     facts = dict(event)
     before, after = facts.pop("before", None), facts.pop("after", None)
-    parts = [f"{name} {value}" for name, value in facts.items() if name not in HIDDEN]
+    parts = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in facts.items()
+        if name not in HIDDEN and value not in (None, [], {})
+    ]
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         sides = {key: (before.get(key), after.get(key)) for key in {**before, **after}}
         parts += [f"{key} {old} -> {new}" for key, (old, new) in sides.items() if old != new]

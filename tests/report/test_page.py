@@ -115,6 +115,19 @@ def test_events_are_marks_at_their_steps():
     ]
 
 
+def test_return_of_the_user_is_no_failure():
+    events = [
+        {"time": 1.0, "kind": "abandoned-checkpoint", "step": 9, "path": "step-00000009.abandoned"},
+        {"time": 2.0, "kind": "back", "step": 5, "from_step": 9, "skip": 2, "spike": None, "samples": []},
+        {"time": 3.0, "kind": "schedule", "step": 5, "rate_before": 0.0019977069, "before": {}, "after": {}},
+    ]
+    assert [(mark.kind, mark.text) for mark in find_marks(events, [])] == [
+        ("restart", "back: from_step 9, skip 2"),
+        ("change", "schedule: rate_before 0.001998"),
+        ("restart", "abandoned-checkpoint"),
+    ]
+
+
 def test_marked_events_exist():
     assert set(KINDS) <= {event.kind for event in Event.__subclasses__()}
 
