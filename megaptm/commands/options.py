@@ -103,7 +103,7 @@ def launched_run(
     if dry_run and (branch is not None or back_to is not None):
         raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
     if back_to is not None:
-        go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change)
+        click.echo(go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change), err=True)
     with created_branch(branch):
         yield (config, overrides, change) if branch is None else (branch.run, branch.overrides, True)
 

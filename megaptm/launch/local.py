@@ -88,7 +88,8 @@ def train(
                 "--back-to changes a run once, and launchers repeat their command: name the folder of the run, and use "
                 "neither torchrun nor srun."
             )
-        go_back(config, back_to, skip=skip_data, overrides=overrides, change=change or _can_ask())
+        message = go_back(config, back_to, skip=skip_data, overrides=overrides, change=change or _can_ask())
+        print(message, file=sys.stderr, flush=True)
     with created_branch(branch, is_creator=rank_environment is None or rank_environment.rank == 0):
         return _train(config, overrides, rank_environment, change=change)
 

@@ -48,8 +48,8 @@ def return_to_phase(run: Path, config: Config, step: int) -> Config | None:
     return returned
 
 
-def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (), change: bool = False) -> None:
-    """Return a run to the checkpoint of a step, with the recipe that it was trained with.
+def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (), change: bool = False) -> str:
+    """Return a run to the checkpoint of a step, with the recipe that it was trained with. Return a message.
 
     Checkpoints of later steps are renamed. `skip`: batches of text that are skipped before the next step. `overrides`:
     those with which the run continues there, and `change`: they may alter it. Raise `UserError`, and change nothing, if
@@ -79,10 +79,16 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         store, last = Store(run, fence=lock.is_held), last_saved_step(run)
         store.load(step)  # raises if it was removed in the meantime
         # The newest first: a command that is killed here leaves a run that continues from what is left.
+        names = []
         for later in [later for later in store.steps() if later > step]:
-            events.write(AbandonedCheckpointEvent(step=later, path=str(store.abandon(later))))
+            path = store.abandon(later)
+            events.write(AbandonedCheckpointEvent(step=later, path=str(path)))
+            names.append(path.name)
         write_recipe(run, values)
         events.write(BackEvent(step=step, from_step=last, skip=skip))
+    renamed = f"; later checkpoints are kept as {', '.join(names)}" if names else ""
+    skipped = f"; batches of text skipped there: {skip:,}" if skip else ""
+    return f"the run returns from step {last:,} to the checkpoint of step {step:,}{renamed}{skipped}"
 
 
 def roll_back(

@@ -326,6 +326,10 @@ def test_return_by_the_command(runs):
     run = runs.copy("command")
     done = finish("train", str(run), "--back-to", "4", "--skip-data", "1")
     assert done.returncode == 0, done.stderr
+    assert (
+        "the run returns from step 6 to the checkpoint of step 4; later checkpoints are kept as "
+        "step-00000006.abandoned; batches of text skipped there: 1"
+    ) in done.stderr
     assert read_config(run).train.skip_batches == {4: 1}
     assert resumed_at(run) == [4]
 
