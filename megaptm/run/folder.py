@@ -23,6 +23,7 @@ from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run
 from megaptm.config.schedule import with_initial_warmup
+from megaptm.config.yamls import read_file
 from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
 from megaptm.objectives.compose import map_files
 from megaptm.plan.auto import plan_layout
@@ -69,6 +70,8 @@ CONFIG_HASH = "MEGAPTM_CONFIG"
 
 def require_run(run: Path) -> None:
     """Raise `UserError` if a folder is not a run folder."""
+    if not run.exists():
+        raise UserError(f"{run} does not exist: give the folder of a run.")
     if not (run / CONFIG).is_file():
         raise UserError(f"{run} is not the folder of a run: it has no {CONFIG}.")
 
@@ -264,8 +267,25 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
                 resumption = compare_configs(previous, config, change=change)
                 resumption.refuse()
                 _record_changes(resumption, events)
+        else:
+            _refuse_other_file(run / CONFIG)
         write_atomically(run / CONFIG, config_to_yaml(config).encode())
     return run
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise `UserError` if the config in a folder without checkpoints is not one that a run wrote, such as the user's
+    own. A run's config would replace it."""
+    if not path.exists() or (path.parent / EVENTS).exists():
+        return
+    values: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        values = read_file(path).values
+    if "extends" in values or "run" not in values:
+        raise UserError(
+            f"{path} is not the config of a run, and the run would replace it: choose another run=FOLDER, or rename "
+            "the file."
+        )
 
 
 def enter_due_phases(run: Path, config: Config, events: Events) -> Config:

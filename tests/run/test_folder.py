@@ -53,6 +53,21 @@ def test_resolved_config_is_written(config):
     assert not list(run.glob("*.tmp"))
 
 
+@pytest.mark.parametrize("text", ["extends: gpt2/tiny\nrun: run\n", "lr: 0.1\n", "- a list\n", "{not YAML\n"])
+def test_config_of_the_user_is_not_replaced(config, tmp_path, text):
+    own = tmp_path / "run" / "config.yaml"
+    own.parent.mkdir()
+    own.write_text(text)
+    with pytest.raises(UserError, match="is not the config of a run, and the run would replace it: choose another run"):
+        prepare(config())
+    assert own.read_text() == text
+
+
+def test_config_of_a_run_without_checkpoints_is_replaced(config):
+    prepare(config())
+    assert load(prepare(config("train.steps=7")) / "config.yaml").train.steps == 7
+
+
 def test_vocabulary_defaults_to_the_corpus(tmp_path, corpus_of_300):
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {TINY}\n")
