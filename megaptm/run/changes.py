@@ -34,8 +34,8 @@ from megaptm.run.corpora import corpus_cache
 from megaptm.storage import Cache
 
 ALLOWED = (
-    f"Keys that may change on resume: {', '.join(keys_with_rule(OnResume.YES))}; `megaptm config keys` lists the "
-    "conditions of the others."
+    f"Keys that may change without --change: {', '.join(keys_with_rule(OnResume.YES))}; `megaptm config keys` lists "
+    "the conditions of the others."
 )
 
 
@@ -97,7 +97,7 @@ class ConfigComparison:
                 f"leave them out to continue the run (`megaptm train {shlex.quote(self.run)}`), or choose another "
                 f"run=FOLDER{never}:",
                 *self.changes,
-                ALLOWED,
+                *(() if add else (ALLOWED,)),
             )
         if self.choice:
             raise UserError(*self.choice)
