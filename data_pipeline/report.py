@@ -97,7 +97,8 @@ class CorpusReport:
             table.add_row(name, *(f"{counts[key]:,}" for key in ("documents", "tokens", "bytes", "shards")))
         console.print(table)
         console.print(Text(self._summary_line()), soft_wrap=True)
-        for line in [*drop_lines(self.dropped, self.examples, self.messages), *self.notes]:
+        dropped = [*drop_lines(self.dropped, self.examples, self.messages), *setting_lines(self.messages)]
+        for line in [*dropped, *self.notes]:
             console.print(Text(line, "yellow"), soft_wrap=True)
         if self.languages:
             shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
@@ -194,6 +195,12 @@ def drop_lines(
         more = f": the first {messages[reason]}" if reason in messages else ""
         lines.append(f"dropped {count:,} {reason}{f' ({names})' if names else ''}{more}")
     return lines
+
+
+def setting_lines(messages: Mapping[str, str]) -> list[str]:
+    """Return how settings of a source are typed, if a message about dropped documents names a setting."""
+    is_named = any("`" in message for message in messages.values())
+    return ["settings of files on the command line: GLOB:KEY=VALUE, as in '*.csv:text=body'"] if is_named else []
 
 
 def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None = None) -> Table:

@@ -32,6 +32,7 @@ def test_build_prints_report(text, tmp_path, console):
     assert f"{report.splits['train']['tokens']:,}" in printed(console)
     assert "dropped 2 duplicate" in printed(console)
     assert "dropped 1 not UTF-8 (library/latin.txt)" in printed(console)
+    assert "settings of files on the command line: GLOB:KEY=VALUE" in printed(console)
 
 
 def test_arguments_override_recipe(text, tmp_path, console):
