@@ -87,6 +87,7 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("experiment_name", "wandb_project"), "experiment"),
     **dict.fromkeys(("max_new_tokens", "num_tokens"), "tokens"),
     **dict.fromkeys(("pretrain", "fit"), "train"),
+    **dict.fromkeys(("delete", "remove", "rm"), "prune"),
     **dict.fromkeys(("tokenize", "preprocess", "preprocess_data", "prepare", "prepare_data"), "build"),
     **dict.fromkeys(("sample", "chat", "complete", "infer", "inference", "predict"), "generate"),
     **dict.fromkeys(("sbatch", "submit"), "slurm"),

@@ -241,6 +241,7 @@ def test_invalid_numeric_options_are_refused(words):
         (["resume"], "no command resume; the same command again"),
         (["tokenize"], "no command tokenize; did you mean megaptm corpus build?"),
         (["slurm"], "no command slurm; did you mean megaptm launch slurm?"),
+        (["checkpoint", "delete"], "no command delete; did you mean megaptm checkpoint prune?"),
         (["corpus", "bild"], "no command bild; did you mean megaptm corpus build?"),
         (["--verison"], "megaptm has no option --verison; did you mean --version?"),
         (["train", "x", "--dry-run"], "megaptm train has no option --dry-run; `megaptm check CONFIG` finds"),
