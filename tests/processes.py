@@ -57,6 +57,14 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def is_stopped(process: psutil.Process) -> bool:
+    """Whether a process was stopped by a signal."""
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
+
+
 def send(processes: Iterable[psutil.Process], number: int) -> None:
     """Send a signal to those processes that are alive."""
     for process in processes:

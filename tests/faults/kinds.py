@@ -8,34 +8,36 @@ import random
 import signal
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tests.faults.random_shard import skipped_steps
-from tests.processes import environment_of, send
+from megaptm.track.journal import UploadState
+from tests.faults.random_shard import train_with_random_shard
+from tests.processes import environment_of, is_alive, is_stopped, send
 
 if TYPE_CHECKING:
-    from tests.faults.campaign import Campaign
+    from tests.faults.job import Job
 
 Service = Literal["disk", "s3", "tracker"]
 
 
-def nothing() -> None: ...
-
-
 @dataclass(frozen=True)
 class Fault:
-    """A fault that was made or, if it is `armed`, will happen at the next call of that name."""
+    """A fault. It lasts until it happened."""
 
     detail: str
-    undo: Callable[[], object] = nothing
+    undo: Callable[[], object] = lambda: None
     seconds: float = 0.0
-    """Seconds after which it is undone."""
-    armed: str | None = None
-    kills: bool = False
-    """Whether a process was killed, too, so that the armed fault happens after a restart."""
+    """Minimum seconds until it is undone."""
+    happened: Callable[[], bool] = lambda: True
+    """Whether there is evidence that it happened, besides the sign of its kind."""
+    lasts_until_detected: bool = False
+    """Whether it lasts until the sign of its kind is visible."""
+    is_awaited: bool = False
+    """Whether it is armed and happens at a later call, from which times count."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class Kind:
     """Kind of fault, and how the run must react."""
 
     name: str
-    make: Callable[[Campaign, random.Random], Fault]
+    make: Callable[[Job, random.Random], Fault]
     until: Literal["restart", "checkpoint", "step"] = "restart"
     """Recovery: the run has restarted and made a new step; it has saved again; or it has made new steps."""
     sign: str | None = "worker-lost"
-    """Kind of event, or text in a log, that shows the fault. None: it is absorbed without a message."""
+    """Kind of event, or text in a log, that must show the fault. None: it is absorbed without a message."""
     service: Service | None = None
     """Service that the kind needs."""
 
@@ -55,9 +57,9 @@ class Kind:
 # Processes
 
 
-def kill(victim: str, number: signal.Signals = signal.SIGKILL) -> Callable[[Campaign, random.Random], Fault]:
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        processes = campaign.processes_of(victim)
+def kill(victim: str, number: signal.Signals = signal.SIGKILL) -> Callable[[Job, random.Random], Fault]:
+    def make(job: Job, rng: random.Random) -> Fault:
+        processes = job.processes_of(victim)
         chosen = processes if victim == "all" else [rng.choice(processes)]
         rank = environment_of(chosen[0]).get("RANK")
         send(chosen, number)
@@ -66,13 +68,18 @@ def kill(victim: str, number: signal.Signals = signal.SIGKILL) -> Callable[[Camp
     return make
 
 
-def halt(victim: str, seconds: float) -> Callable[[Campaign, random.Random], Fault]:
+def halt(victim: str, seconds: float) -> Callable[[Job, random.Random], Fault]:
     """Stop processes for some seconds."""
 
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        processes = campaign.processes_of(victim)
+    def make(job: Job, rng: random.Random) -> Fault:
+        processes = job.processes_of(victim)
         send(processes, signal.SIGSTOP)
-        return Fault(f"{seconds:.0f} s", lambda: send(processes, signal.SIGCONT), seconds)
+        return Fault(
+            f"{seconds:.0f} s",
+            lambda: send(processes, signal.SIGCONT),
+            seconds,
+            happened=lambda: all(map(is_stopped, filter(is_alive, processes))),
+        )
 
     return make
 
@@ -84,12 +91,13 @@ def arm(call: str, pattern: str, number: int, *, victim: str | None = None) -> C
     """Let the next `call` on a path fail with an error number, or with minus the number of a signal. `victim`: kill a
     process, too, so that the run reads its files again."""
 
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        path = pattern.format(rank=rng.randrange(campaign.num_ranks))
-        campaign.arm(call, f"{path} {number}")
+    def make(job: Job, rng: random.Random) -> Fault:
+        path = pattern.format(rank=rng.randrange(job.num_ranks))
+        happened, disarm = job.arm(call, f"{path} {number}")
         if victim is not None:
-            send([rng.choice(campaign.processes_of(victim))], signal.SIGKILL)
-        return Fault(f"{call} {path.rpartition('*/')[2]}", armed=call, kills=victim is not None)
+            send([rng.choice(job.processes_of(victim))], signal.SIGKILL)
+        detail = f"{call} {path.rpartition('*/')[2]}"
+        return Fault(detail, disarm, happened=happened, is_awaited=victim is None)
 
     return make
 
@@ -112,27 +120,32 @@ SAVE_PHASES = {
 # Files
 
 
-def damage_checkpoint(change: Callable[[Path], None], pattern: str) -> Callable[[Campaign, random.Random], Fault]:
+def damage_checkpoint(change: Callable[[Path], None], pattern: str) -> Callable[[Job, random.Random], Fault]:
     """Kill the ranks and damage a file of the newest checkpoint before the run reads it."""
 
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        send(campaign.processes_of("rank"), signal.SIGKILL)
-        path = rng.choice(sorted(campaign.newest_checkpoint().glob(pattern)))
+    def make(job: Job, rng: random.Random) -> Fault:
+        send(job.processes_of("rank"), signal.SIGKILL)
+        path = rng.choice(sorted(job.newest_checkpoint().glob(pattern)))
         change(path)
         return Fault(f"{path.parent.name}/{path.name}")
 
     return make
 
 
-def damage_cache(change: Callable[[Path], None]) -> Callable[[Campaign, random.Random], Fault]:
-    """Kill the launcher, with which all processes end, and damage all cached shards before the run reads them."""
+def damage_cache(change: Callable[[Path], None]) -> Callable[[Job, random.Random], Fault]:
+    """Kill the launcher, with which all processes end, and damage all cached shards before the run reads them. It
+    happened if one of them is downloaded again."""
 
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        send(campaign.processes_of("launcher"), signal.SIGKILL)
-        paths = sorted(campaign.cache.glob("*/train-*.tar"))
+    def make(job: Job, rng: random.Random) -> Fault:
+        send(job.processes_of("launcher"), signal.SIGKILL)
+        paths = sorted(job.cache.glob("*/train-*.tar"))
         for path in paths:
             change(path)
-        return Fault(f"{len(paths)} shards")
+        names, before = tuple(path.name for path in paths), len(job.s3.requests)
+        return Fault(
+            f"{len(paths)} shards",
+            happened=lambda: any(request.endswith(names) for request in job.s3.requests[before:]),
+        )
 
     return make
 
@@ -150,18 +163,18 @@ def flip(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def tear_journals(campaign: Campaign, rng: random.Random) -> Fault:
+def tear_journals(job: Job, rng: random.Random) -> Fault:
     """Kill all processes, and leave an incomplete last line in the journals."""
-    send(campaign.processes_of("all"), signal.SIGKILL)
+    send(job.processes_of("all"), signal.SIGKILL)
     for name in ("events.jsonl", "metrics.jsonl"):
-        with (campaign.run / name).open("a") as file:
+        with (job.run / name).open("a") as file:
             file.write('{"time": 1')
     return Fault("events.jsonl, metrics.jsonl")
 
 
-def fill_disk(campaign: Campaign, rng: random.Random) -> Fault:
+def fill_disk(job: Job, rng: random.Random) -> Fault:
     """Let another program write as much as it can, also where the run removes an old checkpoint to make room."""
-    ballast = campaign.disk / "ballast"
+    ballast = job.disk / "ballast"
     loop = f"while :; do cat /dev/zero >> '{ballast}' 2>/dev/null; sleep 0.1; done"
     writer = subprocess.Popen(["sh", "-c", loop], start_new_session=True)
 
@@ -170,69 +183,81 @@ def fill_disk(campaign: Campaign, rng: random.Random) -> Fault:
         writer.wait()
         ballast.unlink()
 
-    return Fault("8 s", undo, 8.0)
+    return Fault("8 s", undo, 8.0, happened=lambda: not os.statvfs(job.disk).f_bavail)
 
 
 # Servers
 
 
-def lose_s3(campaign: Campaign, rng: random.Random) -> Fault:
-    campaign.s3.down()
-    return Fault("8 s", campaign.s3.up, 8.0)
+def lose_s3(job: Job, rng: random.Random) -> Fault:
+    job.s3.down()
+    return Fault("at least 8 s", job.s3.up, 8.0, lasts_until_detected=True)
 
 
-def disturb_s3(*kinds: str, times: int, seconds: float = 0.0) -> Callable[[Campaign, random.Random], Fault]:
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        campaign.s3.injected.clear()
+def disturb_s3(*kinds: str, times: int, seconds: float = 0.0) -> Callable[[Job, random.Random], Fault]:
+    def make(job: Job, rng: random.Random) -> Fault:
+        job.s3.injected.clear()
         for kind in kinds:
-            campaign.s3.inject(kind, match=r"GET .*\.(tar|npy)$", times=times, seconds=seconds)
-        return Fault(f"{times * len(kinds)} replies", campaign.s3.faults.clear, 10.0)
+            job.s3.inject(kind, match=r"GET .*\.(tar|npy)$", times=times, seconds=seconds)
+        count = times * len(kinds)
+        return Fault(f"{count} replies", job.s3.faults.clear, happened=lambda: len(job.s3.injected) == count)
 
     return make
 
 
-def kill_tracker(campaign: Campaign, rng: random.Random) -> Fault:
-    campaign.tracker.kill()
-    return Fault("8 s", campaign.tracker.launch, 8.0)
+def wait_for_upload(job: Job) -> None:
+    """Wait until the tracker has all metrics so far: a job reports an outage once."""
+    size = (job.run / "metrics.jsonl").stat().st_size
+    job.wait_for(lambda: (state := UploadState.load(job.run)) and state.uploaded_bytes >= size, "metrics not uploaded")
 
 
-def halt_tracker(campaign: Campaign, rng: random.Random) -> Fault:
-    group = campaign.tracker.process.pid
+def kill_tracker(job: Job, rng: random.Random) -> Fault:
+    wait_for_upload(job)
+    job.tracker.kill()
+    return Fault("at least 8 s", job.tracker.launch, 8.0, lasts_until_detected=True)
+
+
+def halt_tracker(job: Job, rng: random.Random) -> Fault:
+    wait_for_upload(job)
+    group = job.tracker.process.pid
     os.killpg(group, signal.SIGSTOP)
-    return Fault("12 s", lambda: os.killpg(group, signal.SIGCONT), 12.0)
+    return Fault("at least 12 s", lambda: os.killpg(group, signal.SIGCONT), 12.0, lasts_until_detected=True)
 
 
-def lock_database(campaign: Campaign, rng: random.Random) -> Fault:
-    database = sqlite3.connect(campaign.tracker.folder / "m.db", check_same_thread=False)
+def lock_database(job: Job, rng: random.Random) -> Fault:
+    wait_for_upload(job)
+    database = sqlite3.connect(job.tracker.folder / "m.db", check_same_thread=False)
     database.execute("begin exclusive")
-    return Fault("8 s", database.close, 8.0)
+    return Fault("at least 8 s", database.close, 8.0, lasts_until_detected=True)
 
 
 # Clocks and numbers
 
 
-def set_clock(sign: int) -> Callable[[Campaign, random.Random], Fault]:
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
+def set_clock(sign: int) -> Callable[[Job, random.Random], Fault]:
+    def make(job: Job, rng: random.Random) -> Fault:
         seconds = sign * rng.randint(60, 7200)
-        campaign.shift_clock(seconds)
-        return Fault(f"{seconds:+,} s")
+        job.shift_clock(seconds)
+        # A rank takes the armed fault when its clock is ahead of the monotonic one by this difference.
+        happened, disarm = job.arm("clock", str(time.time() + job.clock_offset - time.monotonic()))
+        return Fault(f"{seconds:+,} s", disarm, happened=happened)
 
     return make
 
 
-def corrupt(tensor: str, value: str) -> Callable[[Campaign, random.Random], Fault]:
+def corrupt(tensor: str, value: str) -> Callable[[Job, random.Random], Fault]:
     """Corrupt a tensor of rank 0 (`tests.faults.callback`)."""
 
-    def make(campaign: Campaign, rng: random.Random) -> Fault:
-        campaign.arm(tensor, value)
-        return Fault("rank 0", armed=tensor)
+    def make(job: Job, rng: random.Random) -> Fault:
+        happened, disarm = job.arm(tensor, value)
+        return Fault("rank 0", disarm, happened=happened, is_awaited=True)
 
     return make
 
 
-def train_on_random_text(campaign: Campaign, rng: random.Random) -> Fault:
-    steps = skipped_steps(campaign.folder / f"random-{rng.getrandbits(32)}", num_ranks=campaign.num_ranks, rng=rng)
-    return Fault(f"own run; steps {', '.join(map(str, steps))} skipped")
+def train_on_random_text(job: Job, rng: random.Random) -> Fault:
+    folder = job.folder / f"random-{rng.getrandbits(32)}"
+    return Fault(train_with_random_shard(folder, num_ranks=job.num_ranks, rng=rng))
 
 
 KILLED = -signal.SIGKILL
