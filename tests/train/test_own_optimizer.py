@@ -32,6 +32,16 @@ class Undeclared(torch.optim.RMSprop):
     state_tensors = {}
 
 
+class Late(torch.optim.RMSprop):
+    state_tensors = {"square_avg": 0.0, "step": 0.0}
+
+    def step(self):
+        super().step()
+        for state in self.state.values():
+            if state["step"] == 2:
+                state["late"] = state["square_avg"].clone()
+
+
 class Failing(Whole):
     def __init__(self, groups, lr):
         raise KeyError("groups")
@@ -111,6 +121,7 @@ def test_mistakes_have_a_sentence(code, real_corpus, more, sentence):
     ("name", "sentence"),
     [
         ("Undeclared", "`state_tensors` names [], and its state has ['square_avg', 'step']: correct square_avg."),
+        ("Late", "its state has ['late', 'square_avg', 'step']: correct late."),
         ("Failing", "optimizer.name (wrong_rules:Failing) failed (KeyError: 'groups'"),
         ("Broken", "optimizer.name (wrong_rules:Broken): step() failed (IndexError: moment, "),
         ("no_optimizer", "must return a torch.optim.Optimizer with the 2 groups that it is given"),
