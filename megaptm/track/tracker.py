@@ -175,7 +175,9 @@ class Uploader(threading.Thread):
 
     def run(self) -> None:
         store: LoggerRun | None = None
-        pause, has_warned = self._retry_seconds, False
+        pause = self._retry_seconds
+        warned_at: int | None = None
+        """Bytes that were sent before the last warning: a failure after more was sent is a new outage."""
         while True:
             self.wake.clear()
             closing = self._closing  # read after `clear`: it is set before the wake-up, which is not missed
@@ -186,13 +188,13 @@ class Uploader(threading.Thread):
                 if closing:
                     store.close()
                     return
-                pause, has_warned = self._retry_seconds, False
+                pause = self._retry_seconds
                 self._sleep_between_uploads(BATCH_PAUSE_SECONDS)
                 self.wake.wait()
             except Exception as error:  # no error of a server or a library may reach training
                 store = None  # the run may have been deleted; opening it again creates a new one
-                if not has_warned:
-                    has_warned = True
+                if self._state.uploaded_bytes != warned_at:
+                    warned_at = self._state.uploaded_bytes
                     logger.warning(
                         "%s: %s; training continues",
                         self.title,
