@@ -15,7 +15,7 @@ from megaptm.families.gpt import GPT2, GPT3
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
-from megaptm.spec import Family, change, published
+from megaptm.spec import Family, TransformSpec, change, published
 
 
 @pytest.mark.parametrize("family", CATALOGUE.values(), ids=CATALOGUE)
@@ -56,7 +56,7 @@ def with_option(**options: Any) -> dict:
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),
         ({"inputs": (*GPT2.inputs, "rotary")}, "inputs has 'rotary'; it must have records"),
         ({"output": {"scale": "half"}}, "output.scale is 'half'"),
-        ({"heads": ("mlm",), **with_option(ffn={"activation": "swiglu"})}, "no gated form"),
+        ({"output": {"transform": TransformSpec()}, **with_option(ffn={"activation": "swiglu"})}, "no gated form"),
     ],
 )
 def test_unknown_value_is_refused(differences: dict, message: str) -> None:
