@@ -91,7 +91,7 @@ def identify(text: str, model: str | None = None, step: str = "keep-language") -
     name `step`."""
     start = text[:CLASSIFIED_CHARACTERS]
     if model is None:
-        return _load_identifier(step).classify(start)
+        return _load_identifier(import_library("py3langid.langid", step)).classify(start)
     if is_function(model):
         language, probability = load_function(model, step)(start)
         return str(language), float(probability)
@@ -102,7 +102,10 @@ def _require_known(languages: Iterable[str], model: str | None) -> None:
     """Raise `UserError` for a language that the model does not know."""
     if model is not None and is_function(model):
         return
-    known = {*(_load_identifier("keep-language").labels if model is None else fasttext_labels(model, "keep-language"))}
+    if model is None:
+        known = {*_load_identifier(import_library("py3langid.langid", "keep-language")).labels}
+    else:
+        known = {*fasttext_labels(model, "keep-language")}
     for language in sorted({*languages} - known):
         names = sorted(known)
         hint = f"use {', '.join(names)}." if len(names) <= MAX_SHOWN else nearest(language, names)
@@ -127,8 +130,7 @@ def _read_thresholds(path: str) -> dict[str, float]:
     return thresholds
 
 
-@lru_cache(maxsize=2)
-def _load_identifier(step: str) -> Any:
-    """Load the language identification model for a step, which takes a second."""
-    langid = import_library("py3langid.langid", step)
+@lru_cache(maxsize=1)
+def _load_identifier(langid: Any) -> Any:
+    """Load the language identification model of the module `langid`, which takes a second."""
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

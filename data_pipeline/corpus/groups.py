@@ -3,7 +3,6 @@ selects groups without reading documents (`megaptm.data.groups`)."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.document import Document
 from data_pipeline.grouping import Grouping
 from megaptm.errors import UserError
+from megaptm.storage import is_finite_number
 
 NO_SCORE, NO_DOMAIN, BELOW, NOT_SAMPLED = -1, -2, -3, -4
 """Group of documents that are dropped."""
@@ -58,7 +58,7 @@ def _group_of(document: Document, grouping: Grouping, domains: dict[str, int]) -
     bucket = 0
     if grouping.quality:
         score = document.notes.get(grouping.note)
-        if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
+        if not is_finite_number(score):
             return NO_SCORE
         score = float(score)
         if score < grouping.quality[0]:

@@ -27,6 +27,18 @@ WARN = "trap 'signaled=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $signale
 """srun that signals its parent, the job script, and waits until the signal is passed on."""
 
 
+def write_logs(run, start, events, *, srun, rank=""):
+    """Write what a start of a job leaves: events, srun's log and that of rank 1. Return its log folder."""
+    logs = run / "logs" / start
+    logs.mkdir(parents=True)
+    (logs / "srun.log").write_text(srun)
+    (logs / "rank-1.log").write_text(rank)
+    with Events(run) as journal:
+        for event in events:
+            journal.write(event)
+    return logs
+
+
 @pytest.mark.parametrize(
     ("events", "code"),
     [
@@ -40,24 +52,15 @@ WARN = "trap 'signaled=yes' USR1; sleep 0.2; kill -USR1 $PPID; until [[ $signale
     ],
 )
 def test_exit_code_after_hangs_and_checkpoints(tmp_path, events, code):
-    logs = tmp_path / "logs/7.0"
-    logs.mkdir(parents=True)
-    (logs / "srun.log").write_text("")
-    with Events(tmp_path) as journal:
-        for event in events:
-            journal.write(event)
+    logs = write_logs(tmp_path, "7.0", events, srun="")
     done = CliRunner().invoke(main, [str(logs)])
     assert done.exit_code == code
     assert ("hung twice" in done.output) == (code == EXIT_HUNG_AGAIN)
 
 
 def test_failed_rank_is_reported_without_checkpoint(tmp_path):
-    logs = tmp_path / "logs/7.0"
-    logs.mkdir(parents=True)
-    (logs / "srun.log").write_text("srun: error: node2: task 1: Exited with exit code 2\n")
-    (logs / "rank-1.log").write_text("error: no\n")
-    with Events(tmp_path) as journal:
-        journal.write(LAUNCH)
+    srun = "srun: error: node2: task 1: Exited with exit code 2\n"
+    logs = write_logs(tmp_path, "7.0", [LAUNCH], srun=srun, rank="error: no\n")
     done = CliRunner().invoke(main, ["--restarts=1", str(logs)])
     assert done.exit_code == 1
     assert "On node2, rank 1" in done.output
@@ -81,13 +84,7 @@ RESTART = RestartEvent(start=2)
     ],
 )
 def test_killed_or_hung_rank_starts_again_within_the_job(tmp_path, words, events, code):
-    logs = tmp_path / "logs/7.0/start-3"
-    logs.mkdir(parents=True)
-    (logs / "srun.log").write_text(KILLED)
-    (logs / "rank-1.log").write_text("")
-    with Events(tmp_path) as journal:
-        for event in events:
-            journal.write(event)
+    logs = write_logs(tmp_path, "7.0/start-3", events, srun=KILLED)
     done = CliRunner().invoke(main, [*words, str(logs)])
     assert done.exit_code == code, done.output
     assert (read_events(tmp_path)[-1]["kind"] == "restart") == (code == EXIT_RESTART)
@@ -114,13 +111,7 @@ EXCLUDED_BEFORE = NodeExcludedEvent(node="node3")
 def test_node_with_two_faults_is_excluded_by_the_next_job(tmp_path, words, events, code, excluded):
     """If an idle node can replace it, the job is requeued, once without a new checkpoint; else it starts again in its
     allocation."""
-    logs = tmp_path / "logs/7.0/start-2"
-    logs.mkdir(parents=True)
-    (logs / "srun.log").write_text(KILLED)
-    (logs / "rank-1.log").write_text("")
-    with Events(tmp_path) as journal:
-        for event in events:
-            journal.write(event)
+    logs = write_logs(tmp_path, "7.0/start-2", events, srun=KILLED)
     done = CliRunner().invoke(main, ["--restarts=9", "--node-fault-hours=24", *words, str(logs)])
     assert done.exit_code == code, done.output
     file = logs / "sick-nodes"
@@ -131,10 +122,9 @@ def test_node_with_two_faults_is_excluded_by_the_next_job(tmp_path, words, event
 
 
 def test_error_of_the_program_is_no_fault_of_its_node(tmp_path):
-    logs = tmp_path / "logs/7.0"
-    logs.mkdir(parents=True)
-    (logs / "srun.log").write_text("srun: error: node2: task 1: Exited with exit code 1\n")
-    (logs / "rank-1.log").write_text("Traceback (most recent call last):\n  File x\nValueError: no\n")
+    srun = "srun: error: node2: task 1: Exited with exit code 1\n"
+    error = "Traceback (most recent call last):\n  File x\nValueError: no\n"
+    logs = write_logs(tmp_path, "7.0", [], srun=srun, rank=error)
     assert CliRunner().invoke(main, [str(logs)]).exit_code == 1
     [event] = read_events(tmp_path)
     assert (event["kind"], event["node"]) == ("worker-lost", None)
