@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from megaptm.storage.safe_files import safe_open
 
@@ -98,7 +98,7 @@ def parse_journal(content: bytes) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def is_finite_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> TypeGuard[float]:
     """Whether a JSON value is a finite number, not a bool, and small enough to be summed."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
