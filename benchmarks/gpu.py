@@ -24,20 +24,15 @@ adds a dated entry with card and commit to a page. `--record` computes `recorded
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
-import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +41,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for the tiny models of the tests
 
 from common.gpu_entry import add_entry, cell, entry_lines, step_metrics  # noqa: E402
+from common.gpu_jobs import (  # noqa: E402
+    LOCK,
+    MARK,
+    Settings,
+    family_results,
+    layered_families,
+    measure,
+    print_result,
+    size_of_step,
+    spec_and_batch,
+)
+from common.gpu_runs import Clock, build_corpus, command_arguments, command_speed, compare_restarted  # noqa: E402
 from common.gpu_shapes import SHAPES, Shape  # noqa: E402
 from common.options import Options  # noqa: E402
 
@@ -53,265 +60,15 @@ from megaptm.plan.machine import load_machine, machine_of_device  # noqa: E402
 
 RECORDED = Path(__file__).parent / "recorded_families.json"
 PARTS = ("families", "resume", "command", "steps", "peers", "compiled")
-SHORT_FAMILIES = ("gpt2", "bert", "t5")
 SHORT_SHAPES = ("gpt2-124m", "t5-large", "vit-l16")
 MAX_DIFFERENCE = 1e-5
 """Limit of the relative difference of losses and norms in fp32 between devices; 2.5e-6 was measured."""
 MAX_BF16_DIFFERENCE = 0.2
 """Limit of the relative difference of losses in bf16 from those in fp32. ELECTRA samples other tokens."""
-NUM_RECORDED_STEPS = 3
-VOCABULARY = 512
-"""Token ids of the corpus on which runs train."""
 SECONDS_OF_A_PART = 200.0
 """Limit of one process. A compiled model of transformers may need it."""
-MARK = "RESULT "
-"""Start of the line with which a process returns its result."""
 OUT_OF_MEMORY = {"skipped": "out of memory"}
 """Result of a process that needs more memory than the GPU has left."""
-LOCK = "MEGAPTM_GPU_LOCK"
-"""Environment variable with the file that processes lock while they use the GPU."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options that every process gets."""
-
-    device: str
-    short: bool
-
-    @property
-    def words(self) -> list[str]:
-        return ["--device", self.device, *(["--short"] if self.short else [])]
-
-
-# What runs in a process of its own
-
-
-def print_result(result: Mapping[str, Any]) -> None:
-    """Print the result of this process, or the part of it that is known, in case that the time ends."""
-    print(MARK + json.dumps(result), flush=True)
-
-
-def family_results(
-    names: tuple[str, ...], precision: str = "fp32", report: Callable[[dict[str, Any]], None] = lambda results: None
-) -> dict[str, Any]:
-    """Return losses and norms of three steps of each family's tiny model, or its error. `report` gets the results after
-    each family."""
-    from common.alone import join_alone
-
-    from tests.layouts.cases import train_steps
-
-    join_alone()
-    from megaptm.config import Layout
-
-    results: dict[str, Any] = {}
-    for name in names:
-        try:
-            steps = train_steps(name, Layout(microbatch=4), steps=NUM_RECORDED_STEPS, precision=precision)
-            results[name] = {"losses": steps["losses"], "norms": steps["norms"]}
-        except Exception as error:
-            results[name] = {"error": f"{type(error).__name__}: {error}"}
-            if "CUDA error" in str(error):  # all later calls fail, too
-                break
-        report(results)
-    return results
-
-
-def layered_families() -> tuple[str, ...]:
-    from megaptm.families import FAMILIES
-    from megaptm.spec import Family
-
-    return tuple(name for name, table in FAMILIES.items() if isinstance(table, Family))
-
-
-def spec_and_batch(shape: Shape, settings: Settings) -> tuple[Any, tuple[str, ...], str, dict[str, Any]]:
-    """Return spec, heads, Hugging Face class and batch of a shape; tiny ones if the run is short."""
-    import families as family_benchmark
-    from common.image_batches import image_batch
-
-    from megaptm.errors import UserError
-    from megaptm.families import FAMILIES
-    from megaptm.hub.counterparts import find_counterpart
-    from megaptm.spec import ModelSpec
-
-    table = FAMILIES[shape.family]
-    length, rows = (64, 2) if settings.short else (shape.length, shape.rows)
-    if settings.short:
-        spec = family_benchmark.make_spec(shape.family, layers=2, width=64, length=length)
-    else:
-        size = table.sizes[shape.size]
-        vocabulary = table.tokenizer.vocabulary
-        spec = ModelSpec(family=table, size=size, vocabulary=vocabulary, context=length, dropout=shape.dropout)
-    try:
-        model = find_counterpart(replace(spec, dropout=0.0)).model
-    except UserError:
-        model = ""
-    if not table.reads_text:
-        return spec, table.heads, model, image_batch(spec, rows)
-    heads = family_benchmark.compared_heads(table, model) or table.heads
-    return spec, heads, model, family_benchmark.make_batch(spec, heads, rows, length, documents=shape.documents)
-
-
-def flops_of(spec: Any, rows: int, batch: Mapping[str, Any]) -> int:
-    from megaptm.plan.count import step_flops
-
-    lengths = {stack: batch[f"{prefix}tokens"].shape[1] for stack, prefix in spec.family.prefixes.items()}
-    predicted = batch["masked_positions"].shape[1] if "masked_positions" in batch else None
-    return step_flops(spec, rows=rows, lengths=lengths, num_predicted=predicted)
-
-
-@contextmanager
-def locked() -> Iterator[None]:
-    """Wait until no other process of this benchmark uses the GPU."""
-    with open(os.environ[LOCK], "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def timed(step: Callable[[], object], settings: Settings) -> dict[str, float]:
-    """Return the median time of a step and the peak memory."""
-    import torch
-
-    def wait() -> None:
-        if settings.device == "cuda":
-            torch.cuda.synchronize()
-
-    for _ in range(1 if settings.short else 3):
-        step()
-    wait()
-    seconds = []
-    for _ in range(2 if settings.short else 10):
-        started = time.perf_counter()
-        step()
-        wait()
-        seconds.append(time.perf_counter() - started)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if settings.device == "cuda" else 0.0
-    return {"seconds": statistics.median(seconds), "peak_gib": peak}
-
-
-def kernel_times(step: Callable[[], object], seconds: float) -> dict[str, Any]:
-    """Return the time of a step by class of kernel, the number of kernels, and the share of the step without one.
-
-    Kernels are as long with the profiler as without it, gaps between them are not: the share is of `seconds`, the time
-    without the profiler.
-    """
-    import torch
-    from common.kernel_classes import milliseconds_by_class
-
-    from megaptm.train.trace import busy_time, gpu_work
-
-    num_steps = 2
-    with torch.profiler.profile() as profiled:
-        for _ in range(num_steps):
-            step()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiled.export_chrome_trace(str(path))
-        work = gpu_work(json.loads(path.read_bytes()))
-    busy = busy_time(work, start=0.0) / 1e6 / num_steps
-    return {
-        "milliseconds": milliseconds_by_class(work, steps=num_steps),
-        "kernels": len(work) / num_steps,
-        "idle_share": max(0.0, 1.0 - busy / seconds),
-    }
-
-
-def megaptm_result(shape: Shape, settings: Settings) -> dict[str, Any]:
-    """Measure a step of megaptm's engine."""
-    import families as family_benchmark
-    import torch
-    from common.alone import join_alone
-
-    join_alone()
-    spec, heads, _, batch = spec_and_batch(shape, settings)
-    rows = len(batch["tokens"])
-    if settings.device == "cuda":
-        batch = {name: field.pin_memory() for name, field in batch.items()}
-    started = time.perf_counter()
-    compiles = settings.device == "cuda"  # as by train.compile=auto
-    step = family_benchmark.megaptm_step(spec, heads, "bf16", batch, compiles=compiles)
-    built = time.perf_counter() - started
-    step()  # compiles on the host: others may use the GPU meanwhile
-    first = time.perf_counter() - started - built
-    with locked():
-        if settings.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        result = timed(step, settings)
-        kernels = kernel_times(step, result["seconds"]) if settings.device == "cuda" else {}
-    return {**result, **kernels, "build_seconds": built, "first_seconds": first, **_size(spec, rows, batch)}
-
-
-def peer_result(shape: Shape, settings: Settings, *, compiled: bool) -> dict[str, Any]:
-    """Measure a step of the Hugging Face model."""
-    import families as family_benchmark
-    import torch
-    from common.image_batches import image_inputs
-    from common.peer import training_step
-
-    spec, heads, model, batch = spec_and_batch(shape, settings)
-    if not model:
-        return {"skipped": "transformers has no such model"}
-    import transformers
-
-    rows = len(batch["tokens"])
-    images = not spec.family.reads_text
-    inputs = image_inputs(spec, batch) if images else family_benchmark.make_peer_inputs(heads, model, batch)
-    inputs = {name: field.to(settings.device) if torch.is_tensor(field) else field for name, field in inputs.items()}
-    config = family_benchmark.make_peer_config(spec)
-    config.use_cache = False
-    if (getattr(config, "pad_token_id", None) or 0) >= spec.vocabulary:
-        config.pad_token_id = 0
-    torch.set_float32_matmul_precision("high")
-
-    def build() -> Callable[[], float]:
-        module = getattr(transformers, model)._from_config(config).to(settings.device)
-        return training_step(module, "bf16 autocast", compiled=compiled, **inputs)
-
-    if compiled:  # compilation takes minutes on the host: others may use the GPU meanwhile
-        step = build()
-        step()
-    with locked():
-        if not compiled:
-            step = build()
-        return {**timed(step, settings), **_size(spec, rows, batch)}
-
-
-def _size(spec: Any, rows: int, batch: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rows": rows, "tokens": batch["tokens"].numel(), "flops": flops_of(spec, rows, batch)}
-
-
-def measure(job: str, settings: Settings) -> dict[str, Any]:
-    """Run one job in this process: `fp32` or `bf16` of the families, `checks`, or `CONTENDER:SHAPE`."""
-    if job == "checks":
-        from common.gpu_checks import run_checks
-
-        problems = {}
-        for name, problem in run_checks():
-            problems[name] = problem
-            print_result(problems)
-        return problems
-    if job in ("fp32", "bf16"):
-        return family_results(SHORT_FAMILIES if settings.short else layered_families(), job, print_result)
-    contender, _, name = job.partition(":")
-    shape = next(shape for shape in SHAPES if shape.name == name)
-    if contender == "megaptm":
-        return megaptm_result(shape, settings)
-    return peer_result(shape, settings, compiled=contender == "compiled")
-
-
-# The command
-
-
-class Clock:
-    """Time that is left."""
-
-    def __init__(self, minutes: float) -> None:
-        self._end = time.monotonic() + 60 * minutes
-
-    @property
-    def left(self) -> float:
-        return max(0.0, self._end - time.monotonic())
 
 
 def run_job(job: str, settings: Settings, clock: Clock) -> dict[str, Any]:
@@ -383,66 +140,6 @@ def worst_difference(
     return worst, lines
 
 
-def megaptm(*words: object, code: int = 0, timeout: float) -> None:
-    command = [sys.executable, "-m", "megaptm", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=max(timeout, 1.0), cwd=ROOT, check=False)
-    if done.returncode != code:
-        raise RuntimeError(
-            f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-2000:]}"
-        )
-
-
-def losses_of_run(run: Path) -> dict[int, float]:
-    from megaptm.track import read_metrics
-
-    return {record["step"]: record["loss"] for record in read_metrics(run) if "loss" in record}
-
-
-def compare_restarted(folder: Path, corpus: Path, settings: Settings, clock: Clock) -> tuple[int, int]:
-    """Return the number of steps of a run, and of losses that differ if it is stopped half-way and continued."""
-    steps = 4 if settings.short else 20
-    config = ROOT / "configs/gpt2/tiny.yaml"
-    keys = [
-        *("train.deterministic=true", "train.precision=bf16", "model.dropout=0.1", "train.log_every=1"),
-        *(f"train.steps={steps}", "track.enabled=false", f"data.mix={json.dumps({str(corpus): 1})}"),
-        *("optimizer.max_warmup_ratio=null", "train.validate_batches=1"),
-    ]
-    uninterrupted, restarted = folder / "uninterrupted", folder / "restarted"
-    megaptm("train", config, f"run={uninterrupted}", *keys, timeout=clock.left)
-    megaptm("train", config, f"run={restarted}", *keys, f"train.stop_at={steps // 2}", code=75, timeout=clock.left)
-    megaptm("train", config, f"run={restarted}", *keys, timeout=clock.left)
-    expected, losses = losses_of_run(uninterrupted), losses_of_run(restarted)
-    if expected.keys() != set(range(1, steps + 1)):
-        raise RuntimeError(f"{uninterrupted} has losses of the steps {sorted(expected)}, expected 1 to {steps}")
-    return steps, sum(losses.get(step) != loss for step, loss in expected.items())
-
-
-def command_arguments(run: Path, corpus: Path, settings: Settings) -> tuple[Path, list[str]]:
-    """Return config and overrides of the run as shipped."""
-    name, steps, every = ("tiny", 4, 2) if settings.short else ("small", 60, 20)
-    keys = [f"run={run}", f"train.steps={steps}", f"train.log_every={every}", "track.enabled=false"]
-    keys += [f"data.mix={json.dumps({str(corpus): 1})}", "train.validate_batches=1", "checkpoint.every=1000000"]
-    if not settings.short:
-        rows = SHAPES[0].rows
-        # The ids are those of a small tokenizer; the model has the published vocabulary.
-        keys += ["devices=1", f"train.batch={rows}", f"layout.microbatch={rows}", "model.dropout=0.0"]
-        keys += ["model.vocabulary=50257", "optimizer.max_warmup_ratio=0.1"]
-    return ROOT / f"configs/gpt2/{name}.yaml", keys
-
-
-def command_speed(folder: Path, corpus: Path, settings: Settings, clock: Clock) -> dict[str, float]:
-    """Return tokens/s of `megaptm train` as shipped, and the seconds from the command to the first step."""
-    from megaptm.resilience.events import read_events
-    from megaptm.track import read_metrics
-
-    run = folder / "command"
-    config, keys = command_arguments(run, corpus, settings)
-    megaptm("train", config, *keys, timeout=clock.left)
-    last = [record for record in read_metrics(run) if "tokens_per_second" in record][-1]
-    first = next(event["seconds"] for event in read_events(run) if event["kind"] == "first-step")
-    return {"tokens_per_second": last["tokens_per_second"], "first_step_seconds": first}
-
-
 def card() -> tuple[str, float | None]:
     """Return the name of the GPU, and its peak FLOP/s in bf16 if a machine file has it."""
     import torch
@@ -481,7 +178,7 @@ def list_shapes(shapes: list[Shape], settings: Settings) -> None:
     print(f"{'':<24}{'batch':>12}{'TFLOP':>8}{'goal':>20}{'MFU':>7}  peer")
     for shape in shapes:
         spec, _, model, batch = spec_and_batch(shape, settings)
-        size = _size(spec, len(batch["tokens"]), batch)
+        size = size_of_step(spec, len(batch["tokens"]), batch)
         seconds = (size["tokens"] if shape.unit == "tokens" else size["rows"]) / shape.goal
         print(
             f"{shape.name:<24}{f'{shape.rows} x {shape.length}':>12}{size['flops'] / 1e12:>8.1f}"
@@ -618,19 +315,6 @@ def report_results(
     notes.append(
         f"{len(results)} families, three steps in fp32: losses and gradient norms within {worst:.1e} of the CPU's"
     )
-
-
-def build_corpus(folder: Path, clock: Clock) -> Path:
-    """Build a corpus of Python's standard library, and return its folder. As plain text: to read the library's web
-    pages, the corpus pipeline needs packages that training does not."""
-    corpus, text = folder / "corpus", folder / "text"
-    if not corpus.exists():
-        text.mkdir(exist_ok=True)
-        for module in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
-            (text / f"{module.stem}.txt").write_bytes(module.read_bytes())
-        keys = (f"out={corpus}", f"tokenizer.vocabulary={VOCABULARY}", "limit_bytes=1000000", "workers=0")
-        megaptm("corpus", "build", text, *keys, timeout=clock.left)
-    return corpus
 
 
 def run_commands(
