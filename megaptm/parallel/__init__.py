@@ -1,9 +1,26 @@
 """Training engine: runs a single-device model on many devices. No other package imports megatron-core."""
 
+import contextlib
 import os
+import sys
 import warnings
+from collections.abc import Iterator
 
 from megaptm.parallel import cpu
+
+
+@contextlib.contextmanager
+def hide_loggers() -> Iterator[None]:
+    """Let megatron-core believe that its optional loggers are not installed: each rank would import both, in a sixth of
+    the time that it takes to start, and use neither."""
+    hidden = {"wandb", "torch.utils.tensorboard"} - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
 
 # megatron-core warns at import that Transformer Engine and apex are missing, which are optional here, and about its own
 # defaults.
@@ -15,5 +32,5 @@ warnings.filterwarnings(
 # megatron-core requires this for overlap: a collective must be launched before the product it overlaps with.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 cpu.install()
-with cpu.disable_compile():
+with cpu.disable_compile(), hide_loggers():
     import megatron.core
