@@ -40,6 +40,7 @@ def eager(family, layout=ONE, dropout=0.0, precision="fp32"):
     return run_ranks(layout.processes, steps_of, family, layout, None, dropout, precision)
 
 
+@cache
 def compiled(family, layout=ONE, backend=CAPTURED, dropout=0.0, precision="fp32"):
     arguments = (family, layout, backend, dropout, precision)
     return run_ranks(layout.processes, steps_of, *arguments, seconds=600.0)  # generated code takes long to compile
