@@ -13,7 +13,8 @@ from megaptm.plugins import EXTENSIONS
 from tests import ROOT
 
 # Package -> packages that it may import. `megaptm.errors`, `megaptm.suggest`, `megaptm.credentials`, `megaptm.html`,
-# `megaptm.console`, `megaptm.python_path`, `megaptm.section` and `megaptm` itself (its version) are common.
+# `megaptm.console`, `megaptm.python_path`, `megaptm.node`, `megaptm.section` and `megaptm` itself (its version) are
+# common.
 # `costs` are the modules of `layers`, `losses` and `models` that do not import torch (`is_costs`).
 NO_TORCH = {
     "spec": (),
@@ -216,7 +217,7 @@ PIPELINE_MAY_IMPORT = (
 
 
 COMMON = (
-    *("errors", "suggest", "credentials", "console", "html", "python_path", "extensions", "section"),
+    *("errors", "suggest", "credentials", "console", "html", "python_path", "node", "section"),
     *("__version__", "__init__"),
 )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import click
 import psutil
 
 from megaptm.check.software import software
+from megaptm.node import node_name
 
 LINE_BYTES = 1000
 """Maximum bytes of a line of facts that a node prints. srun splits lines of several processes into pieces of 1,024
@@ -26,7 +26,7 @@ bytes and mixes them."""
 def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ...]) -> None:
     """Print facts about this node, one per line."""
     print_fact("clock", time.time())
-    print_fact("node", os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    print_fact("node", node_name())
     print_fact("sees_token", None if token is None else token.exists())
     print_fact("invisible", [index for index, folder in enumerate(visible) if not folder.exists()])
     print_fact(

@@ -8,7 +8,6 @@ trains another model, and no loss shows it. An integer sum of the bits of each w
 
 from __future__ import annotations
 
-import socket
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 
@@ -18,6 +17,7 @@ from megatron.core import parallel_state
 from torch import Tensor
 
 from megaptm.errors import FailureError
+from megaptm.node import node_name
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
 from megaptm.parallel.groups import Ranks, device, replica_group
 
@@ -67,7 +67,7 @@ def _differs(digests_P: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def _describe(digests: Mapping[str, int], copied: Collection[str], ranks: Ranks) -> str:
     """Return which ranks deviate from most replicas, and in which weights."""
-    by_rank = all_gather_object((ranks.pipeline, ranks.tensor, digests, {*copied}, socket.gethostname()))
+    by_rank = all_gather_object((ranks.pipeline, ranks.tensor, digests, {*copied}, node_name()))
     replicas: dict[tuple[str, int, int | None], dict[int, int]] = defaultdict(dict)
     for rank, (stage, tensor, own_digests, own_copied, _) in enumerate(by_rank):
         for name, digest in own_digests.items():

@@ -7,7 +7,6 @@ import faulthandler
 import json
 import os
 import shutil
-import socket
 import threading
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from megaptm.errors import EXIT_CONTINUE
+from megaptm.node import node_name
 from megaptm.storage import safe_open
 
 VARIABLE = "MEGAPTM_HEARTBEATS"
@@ -64,11 +64,6 @@ class Beat:
     """Duration of the longest recent step in seconds; 0 before the first."""
     halted_readers: Sequence[int] = ()
     """Process ids of stopped children of a rank that waits for data, which are its data readers."""
-
-
-def node_name() -> str:
-    """Return the name of this machine, as Slurm knows it under Slurm."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 BEAT_FIELDS = tuple(field.name for field in fields(Beat))

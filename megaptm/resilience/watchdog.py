@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from megaptm.node import node_name
 from megaptm.resilience.events import HangEvent
 from megaptm.resilience.heartbeat import (
     END,
@@ -18,7 +19,6 @@ from megaptm.resilience.heartbeat import (
     Beat,
     beat_seconds,
     is_halted,
-    node_name,
     read_beats,
     stacks_file,
     write_request,

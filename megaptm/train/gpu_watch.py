@@ -6,7 +6,6 @@ Needs the package nvidia-ml-py (module `pynvml`). Without it, or without a GPU, 
 from __future__ import annotations
 
 import contextlib
-import socket
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from megaptm.node import node_name
 from megaptm.resilience.events import Events, GpuFaultEvent
 
 POLL_SECONDS = 10.0
@@ -130,7 +130,7 @@ def _report_faults(watch: GpuWatch, run: Path, rank: int) -> None:
 
 def report_fault(run: Path, rank: int, gpu: int, problem: str) -> None:
     """Print and record a fault of a rank's GPU."""
-    host = socket.gethostname()
+    host = node_name()
     print(f"warning: GPU {gpu} of {host} (rank {rank}): {problem}.", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError), Events(run) as events:
         events.write(GpuFaultEvent(rank=rank, gpu=gpu, host=host, problem=problem))

@@ -8,7 +8,6 @@ during the next step.
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megaptm.config import StragglerConfig
+from megaptm.node import node_name
 from megaptm.parallel.collectives import all_gather_object
 from megaptm.parallel.groups import Ranks, device
 from megaptm.parallel.waits import StepClock
@@ -62,7 +62,7 @@ class Stragglers:
         self._slow_ranks: SlowRanks | None = None
         if self._is_enabled:
             # Of the tensor ranks only the first one waits for data.
-            by_rank = all_gather_object((socket.gethostname(), (ranks.pipeline, ranks.tensor == 0)))
+            by_rank = all_gather_object((node_name(), (ranks.pipeline, ranks.tensor == 0)))
             self._slow_ranks = SlowRanks(config, *zip(*by_rank, strict=True)) if config and not ranks.world else None
 
     @contextmanager

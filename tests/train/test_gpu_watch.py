@@ -93,7 +93,7 @@ def test_gpu_without_ecc_is_watched(nvml):
 
 
 def test_fault_is_an_event_with_host_and_gpu(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
     report_fault(tmp_path, 11, 3, "XID 74: NVLink error")
     assert capfd.readouterr().err == "warning: GPU 3 of node7 (rank 11): XID 74: NVLink error.\n"
     [event] = read_events(tmp_path)

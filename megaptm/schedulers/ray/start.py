@@ -22,6 +22,7 @@ from typing import IO
 import psutil
 
 from megaptm.errors import EXIT_USER_ERROR, UserError
+from megaptm.node import node_name
 from megaptm.python_path import module_command
 
 VARIABLE = "MEGAPTM_RAY_START_SECONDS"
@@ -59,7 +60,7 @@ class StartRetries:
     def __init__(self, *, alternative: str = "") -> None:
         """Start counting the time for retries. `alternative` ends the final error message with another remedy."""
         self.seconds, self._alternative = retry_seconds(), alternative
-        self.node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        self.node = node_name()
         self._started, self._number = time.monotonic(), 0
 
     @property
