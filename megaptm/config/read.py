@@ -53,6 +53,8 @@ class Draft:
     """Config without unknown keys, which must not be run if it has mistakes; None if it is still invalid."""
     mistakes: tuple[str, ...]
     """Error message for every broken rule."""
+    is_complete: bool = False
+    """Whether the config has all model sizes, because it breaks no rule once its unknown keys are left out."""
 
 
 @dataclass(frozen=True)
@@ -131,14 +133,14 @@ class UncheckedConfig:
         return value is not None
 
     def draft(self) -> Draft:
-        """Return the config with all of its mistakes, and those of the first later phase that has any."""
+        """Return the config with all of its mistakes, and those of its later phases."""
         draft = self._draft_phase(start=None)
-        if draft.config is None or draft.mistakes:
+        if draft.config is None or not draft.is_complete:  # each phase would have the same mistakes
             return draft
         if self.plans_layout and any(key.startswith("layout.") for entry in draft.config.phases for key in entry):
-            return replace(draft, mistakes=(AUTO_PHASES,))
-        mistakes = next((later.mistakes for _, later in _draft_phases(draft.config) if later.mistakes), ())
-        return replace(draft, mistakes=tuple(mistakes))
+            return replace(draft, mistakes=(*draft.mistakes, AUTO_PHASES))
+        later = (mistake for phase in _draft_phases(draft.config) for mistake in phase.mistakes)
+        return replace(draft, mistakes=(*draft.mistakes, *later))
 
     def _draft_phase(self, *, start: int | None, processes: int | None = None) -> Draft:
         """Return the config of one phase with its mistakes. `start`: step at which it begins; None: as the config
@@ -146,6 +148,8 @@ class UncheckedConfig:
         values, origins = self.values, dict[str, str]()
         for layer in chain.from_iterable(self.levels):
             origins.update(layer.origins)
+        for layer in first_layers({"phases": self.written_phases}):
+            origins[".".join(layer.key)] = origins.get("phases", str(self.path))
         mistakes: list[str] = []
         try:
             config, devices = self._validate_values(values)
@@ -162,16 +166,16 @@ class UncheckedConfig:
         unfit = list(device_errors(config, devices)) if devices is not None else []
         if devices is not None and not unfit:
             config = with_all_devices(config, devices)
-        mistakes += [*config_errors(config), *unfit]
-        if not mistakes:
-            config = with_resolved_model(config)
-            try:
-                config = with_cut(config)
-            except UserError as error:
-                return Draft(config, (str(error),))
-            for section in used_sections(config):
-                config = section.with_resolved_sizes(config)
-        return Draft(config, tuple(mistakes))
+        if broken := [*config_errors(config), *unfit]:
+            return Draft(config, (*mistakes, *broken))
+        config = with_resolved_model(config)
+        try:
+            config = with_cut(config)
+        except UserError as error:
+            return Draft(config, (*mistakes, str(error)))
+        for section in used_sections(config):
+            config = section.with_resolved_sizes(config)
+        return Draft(config, tuple(mistakes), is_complete=True)
 
     def _validate_values(self, values: dict[str, Any]) -> tuple[Config, int | None]:
         """Return the validated config, and the number of devices that determines its data ranks, if any."""
@@ -243,40 +247,36 @@ def enter_phase(config: Config, phase: Phase) -> Draft:
         del values["layout"]["data"]
     written = UncheckedConfig(Path(phase.title), ((ConfigLayer(values, {}),), phase.layers))
     draft = written._draft_phase(start=phase.start, processes=config.layout.processes)
-    if draft.config is None or draft.mistakes:
-        return replace(
-            draft,
-            mistakes=tuple(f"{phase.title}: {mistake.removeprefix(f'{phase.title}: ')}" for mistake in draft.mistakes),
-        )
+    mistakes = tuple(f"{phase.title}: {mistake.removeprefix(f'{phase.title}: ')}" for mistake in draft.mistakes)
+    if draft.config is None or not draft.is_complete:
+        return replace(draft, mistakes=mistakes)
     entered = draft.config
     if entered.optimizer.max_warmup_ratio is not None:
         entered = with_initial_warmup(entered, config)
     entered = with_past(config, entered, phase.start, accepts=True)
     entered = entered.model_copy(update={"train": entered.train.model_copy(update={"phase_start": phase.start})})
-    return Draft(
-        entered,
-        tuple(
-            f"{phase.title}: {change.key} is {change.now}, was {change.before}, and cannot change{change.note}: remove "
-            "it there, or set it for the whole run."
-            for change in find_changes(config, entered, phase.start)
-            if not change.may_change
-        ),
+    fixed = tuple(
+        f"{phase.title}: {change.key} is {change.now}, was {change.before}, and cannot change{change.note}: remove it "
+        "there, or set it for the whole run."
+        for change in find_changes(config, entered, phase.start)
+        if not change.may_change
     )
+    return Draft(entered, (*mistakes, *fixed), is_complete=not fixed)
 
 
-def _draft_phases(config: Config) -> Iterator[tuple[Phase, Draft]]:
-    """Yield the later phases of a run, each with its config, up to the first phase with mistakes."""
+def _draft_phases(config: Config) -> Iterator[Draft]:
+    """Yield the config of each later phase of a run. The values of a phase that breaks a rule are not passed on to the
+    phases after it, which would break the same rule."""
     for phase in phases_after(config, config.train.phase_start):
         draft = enter_phase(config, phase)
-        yield phase, draft
-        if draft.config is None or draft.mistakes:
-            return
-        config = draft.config
+        yield draft
+        if draft.config is not None and draft.is_complete:
+            config = draft.config
 
 
 def phase_configs(config: Config) -> list[Config]:
     """Return the config of the present phase of a run, and of each later one."""
-    return [config, *(draft.config for _, draft in _draft_phases(config) if draft.config is not None)]
+    return [config, *(draft.config for draft in _draft_phases(config) if draft.config is not None)]
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -1,5 +1,7 @@
 """Planned phases: their configs, layouts and plans; every invalid one is one sentence."""
 
+import re
+
 import pytest
 
 from megaptm.check.api import CHECKS
@@ -107,6 +109,17 @@ def test_memory_of_each_phase_is_checked():
 def test_invalid_phase_is_one_sentence(entries, sentence):
     [mistake] = draft(TINY, [*LENGTH, f"phases=[{entries}]"]).mistakes
     assert sentence in mistake
+
+
+def test_mistakes_of_all_phases_are_reported():
+    entries = (
+        "{until: 2, optimizer.lrr: 1}, {until: 4, data: {sequenc: 32, mx: 1}}, {until: 5, optimizer.lr: high}, "
+        "{until: 6, data.sequence: 999, optimizer.bta: 1}, {train.logevery: 1}"
+    )
+    mistakes = draft(TINY, [*LENGTH, "train.tim=1", f"phases=[{entries}]"]).mistakes
+    keys = [re.search(r"(data|optimizer|train)\.\w+", mistake)[0] for mistake in mistakes]
+    assert sorted(keys[:2]) == ["optimizer.lrr", "train.tim"]
+    assert keys[2:] == ["data.sequenc", "data.mx", "optimizer.lr", "optimizer.bta", "data.sequence", "train.logevery"]
 
 
 def test_planned_layout_excludes_layouts_of_phases():
