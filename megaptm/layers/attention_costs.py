@@ -10,6 +10,9 @@ from megaptm.layers.custom_pattern import load_pattern
 from megaptm.layers.pattern import SlidingWindow
 from megaptm.spec import Block, Size
 
+MAX_LOGITS = 2**24
+"""Maximum number of logits that exist while the largest one is measured: 64 MiB in float32."""
+
 
 class SelfAttentionCosts(LayerCosts):
     """Costs of scaled dot-product self-attention.

@@ -10,11 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from megaptm.layers.attention_costs import MAX_LOGITS
 from megaptm.layers.kernels import for_heads
 from megaptm.layers.mask import Mask
-
-MAX_LOGITS = 2**24
-"""Maximum number of logits that exist at the same time: 64 MiB in float32."""
 
 
 def max_logit(q_SBHK: Tensor, k_MBGK: Tensor, mask: Mask, *, scale: float, max_logits: int = MAX_LOGITS) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from megaptm.layers.attention import SelfAttention
 from megaptm.layers.attention_logits import max_logit
 from megaptm.layers.layer import Layer
 from megaptm.layers.mask import Mask
-from megaptm.layers.stack import Stack, StackInputs
+from megaptm.layers.stack import Stack
 from megaptm.models.weight_groups import group_weights
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
 from megaptm.parallel.full_sharding import is_backward
@@ -28,6 +29,8 @@ from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.pipeline import Pipeline
 
 METRIC = "attention_logit_max"
+LAYER, STACK = signature(Layer.forward), signature(Stack.forward)
+"""Parameters of the two modules before which the hook runs."""
 
 
 class AttentionLogitsHook(EngineHook):
@@ -54,23 +57,25 @@ class AttentionLogitsHook(EngineHook):
                     self._attach_to_stack(path, stack)
 
     def _attach_to_stack(self, path: str, stack: Stack) -> None:
-        def before_stack(_: nn.Module, arguments: tuple[Tensor, StackInputs]) -> None:
+        def before_stack(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             if self._is_measuring:
-                self._masks[path] = arguments[1].mask
+                self._masks[path] = STACK.bind(stack, *arguments, **named).arguments["inputs"].mask
 
-        stack.register_forward_pre_hook(before_stack)
+        stack.register_forward_pre_hook(before_stack, with_kwargs=True)
         for number in stack.numbers:
             name = f"{path}.{number}"
             self._largest[name] = torch.full((), -torch.inf, device=device())
-            stack[str(number)].register_forward_pre_hook(partial(self._measure, path, name))
+            stack[str(number)].register_forward_pre_hook(partial(self._measure, path, name), with_kwargs=True)
 
     @torch.no_grad()
-    def _measure(self, path: str, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Measure a layer before it runs. `arguments`: those of `Layer.forward`."""
+    def _measure(
+        self, path: str, name: str, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        """Measure a layer before it runs. `arguments`, `named`: those of `Layer.forward`."""
         if not self._is_measuring or is_backward():  # recomputed layers run again in the backward pass
             return
-        layer = cast(Layer, layer)
-        x_SBD, position_state = arguments[0], arguments[4]
+        layer, values = cast(Layer, layer), LAYER.bind(layer, *arguments, **named).arguments
+        x_SBD, position_state = values["x"], values.get("position_state")
         if layer.norm_position not in ("post", "output"):
             x_SBD = layer.attention_norm(x_SBD)
         attention = cast(SelfAttention, layer.attention)

@@ -11,6 +11,7 @@ attention does not save.
 
 from __future__ import annotations
 
+from megaptm.layers.attention_costs import MAX_LOGITS
 from megaptm.layers.costs import LayerCosts
 from megaptm.layers.feedforward_costs import ROWS_FED
 from megaptm.layers.layer_costs import SubLayer, layers_by_kind, memory_width, passes_by_kind, sublayers
@@ -244,6 +245,21 @@ def _attention_backward_bytes(work: Workload, stack: str) -> float:
                 total += 4 * min(scores, MAX_SCORES * layout.tensor) * element
                 total += layout.microbatch * length * 4 / element * saved.memory
             largest = max(largest, total / layout.tensor)
+    return largest
+
+
+def measurement_bytes(work: Workload) -> float:
+    """Return the temporary bytes of a layer whose largest attention logit is measured: normalized input, queries, keys
+    and values before and after rotation, queries and keys in float32, and the logits of some queries."""
+    largest = 0.0
+    for stack in work.spec.family.stacks if work.measures_logits else ():
+        size, rows = work.spec.size_of(stack), work.layout.microbatch
+        queries, keys = rows * work.own_lengths[stack], rows * work.lengths[stack]
+        heads = size.heads / work.layout.tensor
+        features = heads * size.key_width
+        logits = min(max(MAX_LOGITS, heads * keys), queries * heads * work.lengths[stack])
+        projected = work.element_bytes * queries * (size.width + 5 * features)
+        largest = max(largest, projected + 4 * features * (queries + keys) + 4 * logits)
     return largest
 
 

@@ -24,7 +24,8 @@ class Memory:
     activations: float
     logits: float
     workspace: float
-    """Temporary bytes of a layer's backward pass, in addition to those of the logits."""
+    """Temporary bytes of a layer's backward pass, or of a measurement of its attention logits, beyond those of
+    `logits`."""
     buffers: float
     comparison: float = 0.0
     """Temporary bytes of a contrastive comparison, in addition to those of the pass after it."""
@@ -63,8 +64,8 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
         weights, gradients = full_sharding_bytes(work, counted)
     logits = activations.logits_bytes(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
     buffers = activations.buffer_bytes(work) + activations.input_bytes(work)
-    workspace = activations.workspace_bytes(work, counted.largest)
-    # Backward passes of layers start after the loss has freed its memory.
+    workspace = max(activations.workspace_bytes(work, counted.largest), activations.measurement_bytes(work))
+    # Backward passes of layers start after the loss has freed its memory, and measurements end before it.
     workspace = max(0.0, workspace - logits)
     saved = activations.stage_bytes(work, number, chunks)
     comparison = activations.comparison_bytes(work) if any(chunk.last for chunk in chunks) else 0.0

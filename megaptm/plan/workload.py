@@ -51,6 +51,8 @@ class Workload:
     """Optimizer of the run. None: one with two state elements per weight."""
     measures_norms: bool = False
     """Whether some steps keep a copy of the float32 weights during the update (`train.norms_every`)."""
+    measures_logits: bool = False
+    """Whether some steps compute the attention logits of each layer (`train.attention_logits_every`)."""
     extra_costs: tuple[ExtraCosts, ...] = ()
     """Costs of extensions of the run."""
 
@@ -184,6 +186,7 @@ def make_workload(config: Config) -> Workload:
         trained_heads=tuple(objective.losses),
         optimizer=config.optimizer,
         measures_norms=config.train.norms_every is not None,
+        measures_logits=config.train.attention_logits_every is not None,
         extra_costs=tuple(
             costs for section in used_sections(config) if (costs := section.extra_costs(config)) is not None
         ),

@@ -18,7 +18,9 @@ from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
 from megaptm.families.infoword.head_modules import InfoMaxHead
+from megaptm.layers.attention_logits import max_logit
 from megaptm.layers.layer import Layer
+from megaptm.layers.mask import Mask
 from megaptm.losses import token
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.head_costs import head_costs
@@ -312,6 +314,20 @@ def test_memory_of_a_contrastive_comparison(own: int, rows: int, family: Family,
         torch.autograd.grad(module(spec, head).compare(features, labels, slice(0, own)).sum(), features)
     allocations = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
     assert 1.0 <= head.compare_bytes(own, rows) / (max(accumulate(allocations)) + features.nbytes) < 1.15
+
+
+def test_memory_of_measured_attention_logits() -> None:
+    """An upper bound: without rotary position embedding, queries and keys have no second copy."""
+    spec = small(GPT3, layers=1)
+    work = Workload(spec=spec, lengths={"decoder": 256}, layout=Layout(microbatch=2), batch=2, precision="fp32")
+    layer = next(module for module in Model(spec).modules() if isinstance(module, Layer))
+    x, mask = torch.randn(256, 2, 32), Mask((256, 256), torch.device("cpu"), causal=True)
+    with torch.no_grad(), torch.profiler.profile(profile_memory=True) as profiled:
+        max_logit(*layer.attention.queries_and_keys(layer.attention_norm(x)), mask, scale=1.0)
+    allocations = [event.nbytes() for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    planned = activations.measurement_bytes(replace(work, measures_logits=True))
+    assert 1.0 <= planned / max(accumulate(allocations)) < 1.15
+    assert activations.measurement_bytes(work) == 0
 
 
 def test_data_ranks_divide_the_contrastive_comparison() -> None:
