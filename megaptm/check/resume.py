@@ -16,7 +16,7 @@ from megaptm.run.changes import compare_configs
 from megaptm.run.compatibility import changes_data, compatibility, find_abandoned, refuse_other_model, refuse_other_text
 from megaptm.run.continuation import with_due_phases
 from megaptm.run.corpora import corpus_cache
-from megaptm.run.folder import CONFIG, check_phase, has_checkpoint
+from megaptm.run.folder import CONFIG, check_start, has_checkpoint
 from megaptm.run.submission import SCRIPT, refuse_queued
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ TOPIC = "run"
 def check_resume(case: CheckInput) -> Iterator[Finding]:
     """Check whether a run can be resumed; no findings if it does not exist yet."""
     run = Path(case.config.run)
-    check_phase(case.config)
+    check_start(case.config)
     if (run / SCRIPT).exists():
         refuse_queued(run)
     if not (run / FOLDER).is_dir():

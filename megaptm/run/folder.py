@@ -23,7 +23,6 @@ from megaptm import __version__
 from megaptm.checkpoint.committed import newest_step
 from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run
 from megaptm.config.schedule import with_initial_warmup
-from megaptm.config.yamls import read_file
 from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
 from megaptm.objectives.compose import map_files
 from megaptm.plan.auto import plan_layout
@@ -38,7 +37,7 @@ from megaptm.resilience.events import (
     read_events,
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
-from megaptm.resilience.lock import LAUNCH_FILE, RunLock
+from megaptm.resilience.lock import FILE, LAUNCH_FILE, RunLock
 from megaptm.run.changes import ConfigComparison, compare_configs, find_moved_corpora
 from megaptm.run.continuation import continue_config, with_due_phases
 from megaptm.run.corpora import corpus_cache, corpus_vocabulary
@@ -58,6 +57,10 @@ TRACES = "profile"
 OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, VERIFIED, TRACES, SUBMITTED, "tokenizer", EVENTS, METRICS)
 """Folders and files in a run folder that must not be links. The folder of checkpoints may be a link to a larger
 disk."""
+BEFORE_FIRST_WRITE = ("logs", FILE, LAUNCH_FILE)
+"""Names in a run folder that a start may create before the journal of events."""
+OUTPUTS = (".log", ".out", ".err")
+"""Suffixes of files that receive the output of the command that starts a run, so that they may be there before it."""
 HUGGING_FACE = "config.json"
 """File by which a Hugging Face model folder is recognized, to explain that it is not a run."""
 WAIT_SECONDS = 600.0
@@ -228,7 +231,7 @@ def _saved_config(run: Path) -> Config | None:
 @contextlib.contextmanager
 def exclusive_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
     """Lock out other commands that start the run. They are rejected before they write to the folder."""
-    check_phase(config)
+    check_start(config)
     run = Path(config.run)
     with ExitStack() as locks:
         with _folder_errors_as_user_errors(run):
@@ -250,42 +253,24 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
     """Create the run folder and write the config; raise `UserError` if the run was started with an incompatible one.
     `change`: as in `read_config`."""
     run = Path(config.run)
-    check_phase(config)
     refuse_untrusted_uploads(config)
     for name in OWN_NAMES:
         refuse_link(run / name)
+    check_start(config)
     if config.track.enabled:
         refuse_missing_packages(config.track.loggers)
         if "mlflow" in config.track.loggers and config.track.uri is None:
             default_uri(run)  # raises if there can be no default
     if (run / SCRIPT).exists():
         refuse_queued(run)
-    with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt):
+    with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt), Events(run) as events:
         if (run / CONFIG).exists() and has_checkpoint(run):
-            with Events(run) as events:
-                previous = enter_due_phases(run, load_run(run / CONFIG), events)
-                resumption = compare_configs(previous, config, change=change)
-                resumption.refuse()
-                _record_changes(resumption, events)
-        else:
-            _refuse_other_file(run / CONFIG)
+            previous = enter_due_phases(run, load_run(run / CONFIG), events)
+            resumption = compare_configs(previous, config, change=change)
+            resumption.refuse()
+            _record_changes(resumption, events)
         write_atomically(run / CONFIG, config_to_yaml(config).encode())
     return run
-
-
-def _refuse_other_file(path: Path) -> None:
-    """Raise `UserError` if the config in a folder without checkpoints is not one that a run wrote, such as the user's
-    own. A run's config would replace it."""
-    if not path.exists() or (path.parent / EVENTS).exists():
-        return
-    values: dict[str, Any] = {}
-    with contextlib.suppress(UserError):
-        values = read_file(path).values
-    if "extends" in values or "run" not in values:
-        raise UserError(
-            f"{path} is not the config of a run, and the run would replace it: choose another run=FOLDER, or rename "
-            "the file."
-        )
 
 
 def enter_due_phases(run: Path, config: Config, events: Events) -> Config:
@@ -338,13 +323,29 @@ def _config_hash(run: Path) -> str:
     return hashlib.sha256(written).hexdigest()
 
 
-def check_phase(config: Config) -> None:
-    """Raise `UserError` if a phase of training would start before the end of the phase that it continues."""
+def check_start(config: Config) -> None:
+    """Raise `UserError` if the run's folder belongs to something else, or if a phase of training would start before the
+    end of the phase that it continues."""
+    with _folder_errors_as_user_errors(Path(config.run)):
+        refuse_other_files(Path(config.run))
     if (done := last_saved_step(Path(config.run))) < config.train.phase_start:
         raise UserError(
             f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; first "
             "train the previous phase to its end."
         )
+
+
+def refuse_other_files(run: Path) -> None:
+    """Raise `UserError` if a folder has files, but is not the folder of a run. Each run writes its journal of events
+    before other files; a copy of a checkpoint has none. Hidden files do not count; network file systems create some."""
+    if not run.is_dir() or os.path.lexists(run / EVENTS) or newest_step(run) is not None:
+        return
+    for path in sorted(run.iterdir()):
+        if path.name not in BEFORE_FIRST_WRITE and path.suffix not in OUTPUTS and not path.name.startswith("."):
+            raise UserError(
+                f"run ({run}) is not the folder of a run, and has other files, such as {path.name}: choose another "
+                "run=FOLDER."
+            )
 
 
 def describe_folder_error(run: Path, error: OSError) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import config_to_yaml, load
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
 from megaptm.resilience.lock import RunLock
@@ -15,6 +15,7 @@ from megaptm.run.folder import (
     absolute_paths,
     config_variables,
     discard_unused,
+    exclusive_start,
     prepare,
     read_config,
     read_draft,
@@ -53,14 +54,26 @@ def test_resolved_config_is_written(config):
     assert not list(run.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("text", ["extends: gpt2/tiny\nrun: run\n", "lr: 0.1\n", "- a list\n", "{not YAML\n"])
-def test_config_of_the_user_is_not_replaced(config, tmp_path, text):
-    own = tmp_path / "run" / "config.yaml"
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "thesis.tex"])
+@pytest.mark.parametrize("start", [prepare, lambda config: exclusive_start(config).__enter__()])
+def test_folder_of_the_user_is_refused(config, tmp_path, name, start):
+    own = tmp_path / "run" / name
     own.parent.mkdir()
-    own.write_text(text)
-    with pytest.raises(UserError, match="is not the config of a run, and the run would replace it: choose another run"):
-        prepare(config())
-    assert own.read_text() == text
+    own.write_text(config_to_yaml(config()))
+    with pytest.raises(UserError, match=f"not the folder of a run, and has other files, such as {name}: choose"):
+        start(config())
+    assert [path.name for path in own.parent.iterdir()] == [name]
+    assert own.read_text() == config_to_yaml(config())
+
+
+def test_folder_with_only_logs_is_no_other(config, tmp_path):
+    """An earlier start may have been killed before its first write, and the shell creates the file of its output."""
+    for name in ("logs/1.0", ".nfs0001"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    for name in ("lock", "launch.lock", "train.log"):
+        (tmp_path / "run" / name).touch()
+    with exclusive_start(config()):
+        assert (prepare(config()) / "events.jsonl").exists()
 
 
 def test_config_of_a_run_without_checkpoints_is_replaced(config):

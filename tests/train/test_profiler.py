@@ -14,7 +14,7 @@ from megaptm.config import load
 from megaptm.config.schedule import config_warnings
 from megaptm.config.schema import ProfileConfig
 from megaptm.errors import UserError
-from megaptm.resilience.events import read_events
+from megaptm.resilience.events import Events, read_events
 from megaptm.track import read_metrics
 from megaptm.train import device_use, profiler
 from megaptm.train.profiler import RankTrace, StepTrace, _idle_share
@@ -164,7 +164,7 @@ def test_idle_share_of_a_trace_is_the_mean_of_its_ranks() -> None:
 
 def test_failing_disk_costs_the_trace_and_not_the_run(real_corpus, tmp_path) -> None:
     run = tmp_path / "run"
-    run.mkdir()
+    Events(run).close()
     words = arguments("gpt2", run, real_corpus("byte-bpe"), "train.steps=3")
     (run / "profile").write_text("a file in the place of the folder")
     printed = megaptm("train", *words, "train.profile={steps: [2, 2]}")

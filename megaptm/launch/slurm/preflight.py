@@ -11,7 +11,7 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.corpora_checks import check_corpora
-from megaptm.run.folder import check_phase, read_config
+from megaptm.run.folder import check_start, read_config
 from megaptm.run.rank import RankEnvironment, check_processes
 from megaptm.run.submission import check_submitted
 from megaptm.train.early_stop import has_stopped_early
@@ -41,7 +41,7 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     if is_finished(config):
         click.echo(f"{run} is complete, and saved at step {last_saved_step(run)}.", err=True)
         return None
-    check_phase(config)
+    check_start(config)
     check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
     check_corpora(config)
     # A folder per attempt, so that late output of a lost node does not mix with the next one.
