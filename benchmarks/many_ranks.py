@@ -34,8 +34,8 @@ from common.options import Options
 
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import remove_tree
+from megaptm.checkpoint.records import FileRecord, StoredPiece
 from megaptm.checkpoint.store import RANKS_PER_INDEX, Store
-from megaptm.checkpoint.tensors import FileRecord, StoredPiece
 from megaptm.data.shared_checks import Verdicts
 from megaptm.resilience.heartbeat import Heartbeat, beat_file
 from megaptm.resilience.watchdog import Limits, Watchdog

@@ -345,6 +345,7 @@ def test_data_imports_torch_only_in_the_loader():
 
 TORCH_FREE = (
     *("run.folder", "inference.folder", "report.summary", "track", "resilience.lock", "check.cli", "launch.local"),
+    *("run.prune", "run.checkpoint_copy", "run.selected", "report.compare", "report.page", "report.watch"),
     *("api", "__init__"),
 )
 IMPORT_WITHOUT_TORCH = """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from megaptm.check.data import with_temporary_cache
 from megaptm.check.finding import CheckInput, Finding
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER, newest_step
+from megaptm.checkpoint.files import DamagedError
+from megaptm.checkpoint.store import Store
 from megaptm.config import Config, load_run, resolve
 from megaptm.data import Corpus
 from megaptm.errors import UserError
@@ -18,9 +20,6 @@ from megaptm.run.continuation import with_due_phases
 from megaptm.run.corpora import corpus_cache
 from megaptm.run.folder import CONFIG, check_start, has_checkpoint
 from megaptm.run.submission import SCRIPT, refuse_queued
-
-if TYPE_CHECKING:
-    from megaptm.checkpoint.checkpoint import Checkpoint
 
 SAMPLE_BYTES = 1 << 30
 """Bytes of a checkpoint that are checked without --full."""
@@ -60,9 +59,6 @@ def check_resume(case: CheckInput) -> Iterator[Finding]:
 
 def _newest_checkpoint(case: CheckInput, run: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest undamaged checkpoint of a run, and the problems of later ones."""
-    from megaptm.checkpoint.files import DamagedError
-    from megaptm.checkpoint.store import Store  # imports torch: only if there is a run to continue
-
     store = Store(run)
     problems: list[str] = []
     abandoned = find_abandoned(store, case.config.train.skip_batches)

@@ -6,12 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaptm.checkpoint.files import DamagedError, RetriedFile, StorageError
 from megaptm.checkpoint.manifest import IndexEntry, parse_index, refuse_duplicate_files
-from megaptm.checkpoint.tensors import FileRecord, IndexedReader, TensorReader
+from megaptm.checkpoint.records import FileRecord
 from megaptm.errors import UserError
+
+if TYPE_CHECKING:
+    from megaptm.checkpoint.tensors import TensorReader
 
 VERIFYING_THREADS = 4
 
@@ -29,6 +32,8 @@ class Checkpoint:
 
     @property
     def reader(self) -> TensorReader:
+        from megaptm.checkpoint.tensors import IndexedReader  # imports torch
+
         indexes = [(entry.tensors, partial(self.read_index, number)) for number, entry in enumerate(self.indexes)]
         return IndexedReader(self.folder, indexes)
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from megaptm.checkpoint.tensors import DTYPES, FileRecord, StoredPiece
+from megaptm.checkpoint.records import ITEM_BYTES, FileRecord, StoredPiece
 from megaptm.errors import UserError
 from megaptm.storage import FileName, Record, parse_json, validate
 
@@ -141,7 +141,7 @@ def content_id(manifest: dict[str, Any]) -> str:
 def _is_inside_file(piece: ManifestPiece, size: int) -> bool:
     """Whether a stored piece is consistent: its block inside the tensor, its span inside the block, its bytes inside
     the file."""
-    if piece.dtype not in DTYPES or not len(piece.shape) == len(piece.offset) == len(piece.block):
+    if piece.dtype not in ITEM_BYTES or not len(piece.shape) == len(piece.offset) == len(piece.block):
         return False
     edges = zip(piece.offset, piece.block, piece.shape, strict=True)
     volume = math.prod(piece.block)
@@ -149,7 +149,7 @@ def _is_inside_file(piece: ManifestPiece, size: int) -> bool:
     return (
         all(start + width <= length for start, width, length in edges)
         and first <= last <= volume
-        and piece.start + (last - first) * DTYPES[piece.dtype].itemsize <= size
+        and piece.start + (last - first) * ITEM_BYTES[piece.dtype] <= size
     )
 
 

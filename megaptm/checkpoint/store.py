@@ -36,7 +36,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed, find_without_manifest
@@ -59,16 +59,14 @@ from megaptm.checkpoint.manifest import (
     check_manifest,
     content_id,
 )
+from megaptm.checkpoint.records import FileRecord, NonFiniteError
 from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.checkpoint.tags import read_tags
-from megaptm.checkpoint.tensors import (
-    FileRecord,
-    NonFiniteError,
-    TensorPiece,
-    write_pieces,
-)
 from megaptm.errors import UserError
 from megaptm.storage import parse_json, shown, sync, write_atomically
+
+if TYPE_CHECKING:
+    from megaptm.checkpoint.tensors import TensorPiece
 
 FORMAT = "megaptm-checkpoint-2"
 RANKS_PER_INDEX = 128
@@ -141,6 +139,10 @@ class Store:
 
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
         """Write this rank's pieces of a prepared checkpoint, and the record that its index needs."""
+        from megaptm.checkpoint.tensors import (
+            write_pieces,  # imports torch, which most commands on checkpoints do not need
+        )
+
         folder, all_pieces = self._writing_path(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from megaptm.checkpoint.boxes import Box, span_boxes
+from megaptm.checkpoint.boxes import Box
 from megaptm.checkpoint.files import DamagedError, HashedWriter, RetriedFile
+from megaptm.checkpoint.records import FileRecord, NonFiniteError, StoredPiece
 from megaptm.errors import UserError
 
 DTYPES = {
@@ -39,10 +40,6 @@ RUN_BYTES = 256 << 10
 # Maximum bytes of a read that is partly discarded.
 GROUP_BYTES = 32 << 20
 MAX_OPEN_FILES = 64
-
-
-class NonFiniteError(UserError):
-    """Raised if a checkpoint tensor to be saved or read contains NaN or infinity."""
 
 
 @dataclass(frozen=True)
@@ -72,47 +69,6 @@ class TensorPiece:
             start, stop = self.span
             assert 0 <= start <= stop <= math.prod(self.block), self.name
             assert tuple(self.data.shape) == (stop - start,), self.name
-
-
-@dataclass(frozen=True)
-class StoredPiece:
-    """Location of a tensor piece in a checkpoint file: fields of `TensorPiece`, with the offset in the file instead of
-    the data."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    block: tuple[int, ...]
-    span: tuple[int, int] | None
-    start: int
-    """Offset in bytes of the piece's data in the file."""
-
-    @property
-    def count(self) -> int:
-        """Number of elements of the stored piece of a tensor."""
-        return self.span[1] - self.span[0] if self.span else math.prod(self.block)
-
-    def boxes(self) -> Iterator[tuple[Box, int]]:
-        """Yield the boxes of the full tensor that the piece consists of, with their byte offsets. Each is contiguous in
-        the file."""
-        start, itemsize = self.start, DTYPES[self.dtype].itemsize
-        for box in span_boxes(self.block, *(self.span or (0, math.prod(self.block)))):
-            yield box.shifted(self.offset), start
-            start += box.volume * itemsize
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """Description of a checkpoint file: locations of its tensor pieces, and its hash."""
-
-    name: str
-    size: int
-    sha256: str
-    tensors: tuple[StoredPiece, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def write_pieces(path: Path, pieces: Iterable[TensorPiece]) -> FileRecord:

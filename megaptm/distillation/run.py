@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaptm.checkpoint.committed import newest_step
+from megaptm.checkpoint.store import Store
 from megaptm.config import Config, resolve_model
 from megaptm.data.mix import Mix, SampleSource
 from megaptm.distillation.cached_logits import TeacherLogits, TeacherLogitsMix, cached_step
@@ -196,8 +197,6 @@ def teacher_id(config: Config) -> str:
 
 def checkpoint_id(run: OtherRun) -> str:
     """Return a hash of the index hashes of a teacher's checkpoint."""
-    from megaptm.checkpoint.store import Store  # imports torch
-
     indexes = Store(run.folder).load(run.selected_step).indexes
     return hashlib.sha256("".join(sorted(entry.sha256 for entry in indexes)).encode()).hexdigest()
 

@@ -8,6 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed
+from megaptm.checkpoint.store import Store
 from megaptm.config import Config, load_run
 from megaptm.config.phases import phases_after
 from megaptm.config.read import UncheckedConfig
@@ -74,8 +75,6 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
     if (run / SCRIPT).exists():
         refuse_queued(run)
     with RunLock(run, file=LAUNCH_FILE), RunLock(run) as lock, Events(run, fence=lock.require_held) as events:
-        from megaptm.checkpoint.store import Store  # imports torch
-
         store, last = Store(run, fence=lock.is_held), last_saved_step(run)
         store.load(step)  # raises if it was removed in the meantime
         # The newest first: a command that is killed here leaves a run that continues from what is left.

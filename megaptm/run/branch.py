@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from megaptm.checkpoint.committed import FOLDER, find_committed
 from megaptm.checkpoint.files import list_names, remove_tree
+from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.config import Layout, load_run
 from megaptm.config.on_resume import OnResume, resume_rule
@@ -181,8 +182,6 @@ def saved_recipe(run: Path, step: int) -> dict[str, Any]:
     the run has phases, and `train.steps`, unless the learning rate decays until `train.steps`. A checkpoint of an
     import has no config, so its recipe is that of the run. Raise `UserError` for a damaged manifest.
     """
-    from megaptm.checkpoint.store import Store  # imports torch
-
     if isinstance(checkpoint := Store(run).inspect(step, verify=False), str):
         raise UserError(f"{checkpoint}: name another step than {step}.")
     present = load_run(run / CONFIG).model_dump(mode="json")

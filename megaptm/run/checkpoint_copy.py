@@ -9,8 +9,8 @@ from pathlib import Path
 from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed
 from megaptm.checkpoint.files import hash_file
 from megaptm.checkpoint.manifest import REMEDY, IndexEntry, check_manifest, parse_index
+from megaptm.checkpoint.records import FileRecord
 from megaptm.checkpoint.store import Store
-from megaptm.checkpoint.tensors import FileRecord
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.errors import UserError
 from megaptm.objectives.compose import named_files
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.storage import regular_file, shown
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.checkpoint import Checkpoint
     from megaptm.checkpoint.store import Store
     from megaptm.config import Config
 
@@ -143,8 +143,6 @@ def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 
     Raises `UserError` if no other checkpoint is left to go back to.
     """
-    from megaptm.checkpoint.checkpoint import Checkpoint  # imports torch
-
     abandoned = {}
     for step in (steps := store.steps()):
         checkpoint = store.inspect(step, verify=False)

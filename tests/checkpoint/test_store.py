@@ -12,8 +12,9 @@ import torch
 
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import StorageError
+from megaptm.checkpoint.records import NonFiniteError
 from megaptm.checkpoint.store import GoneError, Store
-from megaptm.checkpoint.tensors import NonFiniteError, TensorPiece
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy, write_atomically
 

@@ -15,8 +15,14 @@ from safetensors import safe_open
 
 from megaptm.checkpoint import tensors
 from megaptm.checkpoint.boxes import Box, span_boxes
+from megaptm.checkpoint.records import ITEM_BYTES
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader, write_pieces
 from megaptm.errors import UserError
+
+
+def test_dtypes_have_their_bytes():
+    assert {name: dtype.itemsize for name, dtype in tensors.DTYPES.items()} == ITEM_BYTES
+
 
 shapes = st.lists(st.integers(1, 7), min_size=0, max_size=3).map(tuple)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64])
