@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from megaptm.config import Config
+from megaptm.config.phases import phase_errors, phases_after
 from megaptm.config.yamls import flatten
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
@@ -27,6 +28,8 @@ PANELS = {
     "tokens_per_second": "tokens/s",
 }
 ABSENT = ""
+WRITTEN = ("data.cursors.", "train.phase_start.")
+"""Keys of a config that a run writes when it enters a phase or changes."""
 
 
 def read_runs(runs: Sequence[Path]) -> dict[str, History]:
@@ -63,13 +66,22 @@ def result_rows(histories: Mapping[str, History]) -> list[list[str]]:
 
 def config_differences(configs: Sequence[Config]) -> dict[str, list[str]]:
     """Return the keys whose values differ among configs, with the values as text, in the order of the configs."""
-    trees = [flatten(config.model_dump(mode="json", exclude={"run"})) for config in configs]
+    trees = [_recipe(config) for config in configs]
     differences = {}
     for key in dict.fromkeys(chain.from_iterable(trees)):
         values = [json.dumps(tree[key], ensure_ascii=False) if key in tree else ABSENT for tree in trees]
         if len(set(values)) > 1:
             differences[key] = values
     return differences
+
+
+def _recipe(config: Config) -> dict[str, Any]:
+    """Return the values of a config by key, without those that a run writes itself. Values of later phases follow, with
+    the step after which they begin."""
+    tree = flatten(config.model_dump(mode="json", exclude={"run", "phases"}))
+    phases = [] if any(phase_errors(config)) else phases_after(config, config.train.phase_start)
+    later = {f"{key}, after step {phase.start:,}": value for phase in phases for key, value in phase.changes.items()}
+    return {key: value for key, value in tree.items() if not f"{key}.".startswith(WRITTEN)} | later
 
 
 def print_comparison(histories: Mapping[str, History], console: Console) -> None:

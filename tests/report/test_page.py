@@ -226,6 +226,14 @@ def test_config_differences_are_by_key():
     }
 
 
+def test_config_differences_have_the_values_of_later_phases():
+    phases = "phases=[{until: 100}, {until: 200, optimizer.lr: 1e-3}, {data: {sequence: 64}}]"
+    assert config_differences([load(TINY), load(TINY, [phases])]) == {
+        "optimizer.lr, after step 100": ["", "0.001"],
+        "data.sequence, after step 200": ["", "64"],
+    }
+
+
 def test_runs_of_the_same_name_are_compared_by_path(run, tmp_path):
     (tmp_path / "more").mkdir()
     other = write(tmp_path / "more" / NAME)
