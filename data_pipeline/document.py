@@ -79,11 +79,20 @@ class DropCounts:
 
 
 def is_document_error(error: Exception) -> bool:
-    """Whether an error is about the document, and not about the recipe or a failing disk or server.
+    """Whether an error is about the document, and not about the recipe, a failing disk or server, or the limits of a
+    process (memory, open files).
 
     Other errors always end the build. They may not occur at the next attempt, and the corpus must not depend on them.
+    A `RecursionError` is about the document: nothing but its nesting causes it.
     """
-    return not isinstance(error, UserError) and getattr(error, "errno", None) is None
+    is_resource_error = isinstance(error, MemoryError | TimeoutError | ConnectionError)  # these may lack an errno
+    return not isinstance(error, UserError) and not is_resource_error and getattr(error, "errno", None) is None
+
+
+def memory_error(action: str) -> UserError:
+    """Return the error of an `action`, such as `read crawl.jsonl`, for which this machine has too little memory. No
+    document is dropped for it, because a corpus must not depend on the memory of a machine."""
+    return UserError(f"there is not enough memory to {action}: use a machine with more memory, or fewer workers.")
 
 
 def _without_surrogates(text: str) -> str:

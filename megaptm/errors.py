@@ -235,6 +235,11 @@ PATH_ERRORS = (
 )
 
 
+def is_limit(error: OSError) -> bool:
+    """Whether a system error is about a full disk or a limit of the process, and not about the file that it names."""
+    return error.errno in FULL_DISK or resource_limit_message(error) is not None
+
+
 @contextmanager
 def storage_errors_as_user_errors(path: object) -> Iterator[None]:
     """Replace the system's error about a disk that is full, read-only or gone by a `UserError`.

@@ -12,7 +12,7 @@ from functools import lru_cache, wraps
 from typing import Any, Protocol, TypeVar, cast
 
 from data_pipeline.annotate.parts import parts_of, with_parts
-from data_pipeline.document import Document, DropCounts, OnError, is_document_error
+from data_pipeline.document import Document, DropCounts, OnError, is_document_error, memory_error
 from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
 from megaptm.storage import regular_file
@@ -156,6 +156,9 @@ def _run_batch(
     try:
         with time_limit(repr(step), *(document.text for document in batch)):
             documents = list(step(batch, counted))
+    except MemoryError as error:
+        sources = " to ".join(dict.fromkeys((batch[0].source, batch[-1].source)))
+        raise memory_error(f"run {name} on {sources}") from error
     except Exception as error:
         if not is_document_error(error):
             raise

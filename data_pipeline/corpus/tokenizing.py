@@ -28,9 +28,11 @@ from data_pipeline.document import ATTACHED, Document, DropCounts, OnError, is_d
 from data_pipeline.folders import SHARDS
 from data_pipeline.packing import PackingSums, packing_sums
 from data_pipeline.recipe import Recipe
+from data_pipeline.sources.open import PATH_ERRORS
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, read_file
+from megaptm.storage.retry import OutageError
 from megaptm.tokenizers import Tokenizer, load
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
@@ -148,7 +150,8 @@ def write_shard(job: ShardJob) -> ShardResult:
                     dropped.add(f"no {ATTACHED}" if blobs is None else reason, document.source, document.text)
                     continue
                 lengths.append(len(ids))
-                if language := document.notes.get("language"):
+                language = document.notes.get("language")
+                if isinstance(language, str) and language:  # a kept field may hold anything
                     languages[language] += 1
                 count_unknown(document, ids, tokenizer, unknown)
                 annotation_counts.update({name: len(items) for name, items in annotations.items()})
@@ -209,11 +212,19 @@ def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str,
     part = document.notes.get(ATTACHED)
     if part is None:
         return {}
+    if not isinstance(part, str):
+        return None
     if not is_remote(part) and not Path(part).is_file():  # reading a pipe could block forever
         return None
     try:
         return {suffixes[Path(part).suffix.lower()]: read_file(part)}
-    except (KeyError, OSError, UserError):
+    except OutageError:  # not counted: a later attempt may succeed
+        raise
+    except (KeyError, UserError):
+        return None
+    except OSError as error:
+        if error.errno not in PATH_ERRORS:
+            raise
         return None
 
 

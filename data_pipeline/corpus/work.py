@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from data_pipeline.corpus.workers import Workers
+from data_pipeline.document import memory_error
 from data_pipeline.folders import FINISHED
 from data_pipeline.progress import StageProgress
 from megaptm import __version__
@@ -27,7 +28,7 @@ from megaptm.storage import created_paths, file_sha256, write_atomically
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
-VERSION = f"{__version__} 7"
+VERSION = f"{__version__} 8"
 """Version of stored results of jobs; results of another version are ignored. Increment the second number when the
 meaning of a job changes."""
 
@@ -116,7 +117,10 @@ def _run_job(call: _Call) -> _JobOutcome:
     except _DamagedFilesError as files:
         damaged = files.args
     with created_paths() as paths:
-        result = call.function(call.job)
+        try:
+            result = call.function(call.job)
+        except MemoryError as error:  # not about a document, else its error names the document
+            raise memory_error(f"run `{call.function.__name__}`") from error
     _store_result(result, call.function, Path(call.folder), call.result_path, paths)
     return _JobOutcome(result, damaged=damaged)
 

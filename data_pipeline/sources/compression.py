@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
+from data_pipeline.document import memory_error
 from data_pipeline.sources.unreadable import Unreadable, require_library
 from megaptm.errors import UserError
 
@@ -128,11 +129,9 @@ def _decompress_chunk(decompressor: Any, data: bytes, kind: str) -> Iterator[byt
 def _convert_error(error: Exception, kind: str) -> Exception:
     """Convert an error of a decompression library: damaged data, a limit of the library, or too little memory on this
     machine."""
-    if isinstance(error, MemoryError) or "Allocation error" in str(error):
-        # Not counted as a drop: the corpus would then depend on the memory of the machine.
-        return UserError(
-            f"there is not enough memory to decompress {kind} data: use a machine with more memory, or fewer workers."
-        )
+    # Allocation error: Zstandard. Error -4: zlib, Z_MEM_ERROR.
+    if isinstance(error, MemoryError) or "Allocation error" in str(error) or str(error).startswith("Error -4 "):
+        return memory_error(f"decompress {kind} data")
     if "requires too much memory" in str(error):
         problem = "needs a decompression window of more than 2 GiB"
         return Unreadable("window too large", problem, f"compress it again with --long={MAX_WINDOW_LOG} or less")

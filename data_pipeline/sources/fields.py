@@ -7,6 +7,7 @@ from typing import Any
 
 from data_pipeline.annotate.parts import text_and_parts
 from data_pipeline.annotate.turns import text_and_turns
+from data_pipeline.sources.json_values import refuse_deep_value
 from data_pipeline.sources.source import NAMED_FIELD, Source
 from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
@@ -78,7 +79,10 @@ def conversation_of(record: Any, field: str) -> tuple[str, dict[str, Any]]:
 
 
 def select_notes(record: Mapping[str, Any], source: Source, notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `notes` with the fields of `Source.keep` that the record of a source has."""
+    """Return `notes` with the fields of `Source.keep` that the record of a source has; raises `UnreadableRecord`."""
     if not source.keep:
         return notes
-    return {**notes, **{name: record[name] for name in source.keep if record.get(name) is not None}}
+    retained = {name: record[name] for name in source.keep if record.get(name) is not None}
+    for value in retained.values():
+        refuse_deep_value(value)
+    return {**notes, **retained}

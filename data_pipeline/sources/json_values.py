@@ -24,6 +24,10 @@ HEAD_BYTES = 1 << 16
 MARGIN = 16
 """Maximum characters between a parse error and the end of the buffer if the cause may be a cut-off word or number."""
 
+MAX_DEPTH = 500
+"""Maximum nesting of a JSON value that becomes a note, or that Python's json parses. The limit of json itself depends
+on its caller's stack, so that Ray's workers would drop other documents than this process."""
+
 Value = tuple[int, Any]
 """JSON value with the offset of its first byte; or an `UnreadableRecord`, after which parsing cannot continue."""
 
@@ -148,7 +152,19 @@ def _parse_value(text: _TextBuffer, source: Source) -> Any:
 
 
 def _not_json_error(reason: str) -> UnreadableRecord:
-    return UnreadableRecord("not JSON", f"starts invalid JSON ({reason})", "correct it")
+    problem = f"starts invalid JSON ({reason}), after which nothing is read"
+    return UnreadableRecord("not JSON", problem, "correct it")
+
+
+def refuse_deep_value(value: Any) -> None:
+    """Raise `UnreadableRecord` for a parsed JSON value that is nested more than MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [outer for outer in level if isinstance(outer, dict | list)]
+        if not level:
+            return
+        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+    raise too_deep_error()
 
 
 def too_deep_error() -> UnreadableRecord:

@@ -10,6 +10,13 @@ from typing import Any, BinaryIO
 
 from megaptm.storage import exists, is_remote, open_remote
 
+PATH_ERRORS = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EINVAL, errno.ENXIO, errno.ENODEV),
+)
+"""Error numbers about the path of a file, which stay the same at the next attempt. All others, such as EIO, EMFILE and
+ENOSPC, are about a disk or the limits of a process, and end a build."""
+
 
 def open_bytes(path: str) -> BinaryIO:
     """Open a local or remote source file for reading and seeking. Requests to a failing server are retried, except for

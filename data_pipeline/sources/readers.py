@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from data_pipeline.document import Document, DropCounts, is_document_error
+from data_pipeline.document import Document, DropCounts, is_document_error, memory_error
 from data_pipeline.sources.archives import archive_kind, copy_members
 from data_pipeline.sources.compression import is_unsupported
 from data_pipeline.sources.formats import FORMATS, can_be_cut, format_of, skip_reason
@@ -13,7 +13,7 @@ from data_pipeline.sources.lines import line_counter
 from data_pipeline.sources.overrides import apply_overrides
 from data_pipeline.sources.source import InputFile, OnError, Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, to_unreadable_record
-from megaptm.errors import UserError
+from megaptm.errors import UserError, is_limit
 from megaptm.storage import is_remote
 
 
@@ -44,10 +44,12 @@ def read_span(span: Span, dropped: DropCounts, on_error: OnError = "skip") -> It
         # An error of the whole file is reported once, by its first span.
         if not span.start or error.reason == "unreadable":
             handler.handle_file(error)
+    except MemoryError as error:
+        raise memory_error(f"read {span.file.shown_path}") from error
     except Exception as error:
         if is_document_error(error):
             handler.handle_file(to_unreadable_record(error))
-        elif not isinstance(error, OSError) or is_remote(span.file.path):
+        elif not isinstance(error, OSError) or is_remote(span.file.path) or is_limit(error):
             raise
         else:
             problem = f"cannot be read to its end ({error.strerror or error})"

@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from megaptm.data.files import open_array
-from megaptm.errors import UserError
+from megaptm.errors import UserError, is_limit
 from megaptm.storage import regular_file
 
 ROW = np.dtype(
@@ -76,6 +76,8 @@ class ShardTable(Sequence[ShardInfo]):
                 f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
             ) from None
         except OSError as error:
+            if is_limit(error):
+                raise
             raise UserError(f"{path} cannot be read ({error.strerror}): copy it again or rebuild the corpus.") from None
         if not is_unchanged:
             raise UserError(

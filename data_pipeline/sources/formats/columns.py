@@ -28,10 +28,11 @@ def documents_of_rows(rows: Iterable[Row], span: Span, handler: UnreadableHandle
                 raise line_too_long_error(source)
             decoded = {field: _to_json_value(value, encoding) for field, value in record.items()}
             text, part_notes = text_and_notes(decoded, source)
+            notes = select_notes(decoded, source, {**encoding.notes, **part_notes})
         except Exception as error:
             handler.handle_record(f"{name}@{row}", f"row {row:,}", to_unreadable_record(error))
             continue
-        yield from to_documents(text, f"{name}@{row}", select_notes(decoded, source, {**encoding.notes, **part_notes}))
+        yield from to_documents(text, f"{name}@{row}", notes)
 
 
 def required_columns(schema: Any, source: Source) -> list[str]:
@@ -84,4 +85,8 @@ def _to_json_value(value: Any, encoding: Encoding) -> Any:
     """Convert a value of a row to a type that JSON can represent."""
     if isinstance(value, bytes):
         return encoding.decode(value)[0]
-    return value if value is None or isinstance(value, str | int | float | list | dict) else str(value)
+    if isinstance(value, list | tuple):
+        return [_to_json_value(inner, encoding) for inner in value]
+    if isinstance(value, dict):
+        return {str(name): _to_json_value(inner, encoding) for name, inner in value.items()}
+    return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -9,7 +9,7 @@ from typing import Any
 from data_pipeline.document import Document
 from data_pipeline.sources.encodings import Encoding, detect_record_encoding
 from data_pipeline.sources.fields import conversation_of, select_notes, text_and_notes
-from data_pipeline.sources.json_values import has_values, read_values, too_deep_error
+from data_pipeline.sources.json_values import has_values, read_values, refuse_deep_value, too_deep_error
 from data_pipeline.sources.lines import line_too_long_error, read_lines
 from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import Source, Span
@@ -34,10 +34,11 @@ def read_json_lines(span: Span, handler: UnreadableHandler) -> Iterator[Document
         try:
             record, notes = parse(line)
             text, offsets = _text_and_offsets(record, source)
+            notes = select_notes(record, source, {**notes, **offsets})
         except Exception as error:
             handler.handle_line(offset, to_unreadable_record(error), line or b"")
             continue
-        yield from to_documents(text, f"{name}@{offset}", select_notes(record, source, {**notes, **offsets}))
+        yield from to_documents(text, f"{name}@{offset}", notes)
 
 
 def _read_values(span: Span, encoding: Encoding, handler: UnreadableHandler) -> Iterator[Document]:
@@ -46,12 +47,13 @@ def _read_values(span: Span, encoding: Encoding, handler: UnreadableHandler) -> 
         try:
             if isinstance(value, UnreadableRecord):
                 raise value
-            record = _require_utf8(value, source)
+            record = _require_valid(value, source)
             text, offsets = _text_and_offsets(record, source)
+            notes = select_notes(record, source, {**encoding.notes, **offsets})
         except Exception as error:
             handler.handle_line(offset, to_unreadable_record(error))
             continue
-        yield from to_documents(text, f"{name}@{offset}", select_notes(record, source, {**encoding.notes, **offsets}))
+        yield from to_documents(text, f"{name}@{offset}", notes)
 
 
 def _text_and_offsets(record: Any, source: Source) -> tuple[str, dict[str, Any]]:
@@ -84,11 +86,13 @@ def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -
         raise too_deep_error() from None
     except json.JSONDecodeError:
         raise UnreadableRecord("not JSON", "is not valid JSON", "correct it") from None
-    return _require_utf8(record, source), notes
+    return _require_valid(record, source), notes
 
 
-def _require_utf8(record: Any, source: Source) -> Any:
-    """Return a JSON record, or raise `UnreadableRecord` if a requested field cannot be encoded as UTF-8."""
+def _require_valid(record: Any, source: Source) -> Any:
+    """Return a JSON record, or raise `UnreadableRecord` if it is nested too deeply or a requested field cannot be
+    encoded as UTF-8."""
+    refuse_deep_value(record)
     names = (*source.fields, source.messages, *source.keep)
     requested = {name: record.get(name) for name in names} if isinstance(record, dict) else record
     try:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.document import Document
+from data_pipeline.sources.compression import CHUNK_BYTES
 from data_pipeline.sources.content import ChunkStream, read_chunks
 from data_pipeline.sources.fields import refuse_duplicate_columns
 from data_pipeline.sources.formats.columns import Row, documents_of_rows, no_text_column
@@ -51,6 +52,14 @@ def _open(file: InputFile, start: int = 0) -> io.BufferedReader:
     return io.BufferedReader(ChunkStream(read_chunks(file, start)), 1 << 20)
 
 
+def _read(stream: io.BufferedReader, size: int) -> bytes:
+    """Read up to `size` bytes in pieces, because a damaged shard may state a size for which there is no memory."""
+    content = bytearray()
+    while piece := stream.read(min(size - len(content), CHUNK_BYTES)):
+        content += piece
+    return bytes(content)
+
+
 def _rows(span: Span, handler: UnreadableHandler) -> Iterator[Row]:
     stream = _open(span.file)
     offsets, columns = _read_header(stream)
@@ -60,7 +69,7 @@ def _rows(span: Span, handler: UnreadableHandler) -> Iterator[Row]:
         stream = _open(span.file, int(offsets[inside[0]]))
     for row in inside:
         size = int(offsets[row + 1] - offsets[row])
-        sample = stream.read(size)
+        sample = _read(stream, size)
         where = f"{span.file.name}@{row}", f"row {row:,}"
         if len(sample) < size:
             error = UnreadableRecord("truncated", "starts a part that is not complete", "download it again")
@@ -77,10 +86,10 @@ def _read_header(stream: io.BufferedReader) -> tuple[np.ndarray, list[tuple[str,
     size."""
     try:
         count = int(np.frombuffer(stream.read(4), "<u4")[0])
-        offsets = np.frombuffer(stream.read(4 * (count + 1)), "<u4").astype(np.int64)
+        offsets = np.frombuffer(_read(stream, 4 * (count + 1)), "<u4").astype(np.int64)
         if len(offsets) <= count or (np.diff(offsets) < 0).any():
             raise ValueError("its offsets are not ascending")
-        content = json.loads(stream.read(max(0, int(offsets[0]) - 4 * (count + 2))))
+        content = json.loads(_read(stream, max(0, int(offsets[0]) - 4 * (count + 2))))
         names, encodings, sizes = (content[f"column_{key}"] for key in ("names", "encodings", "sizes"))
         if not all(size is None or (type(size) is int and size >= 0) for size in sizes):
             raise ValueError("its column sizes are not numbers")

@@ -101,4 +101,5 @@ def _batch_rows(group: Any, columns: list[str]) -> int:
 
 def _first_byte(group: Any) -> int:
     column = group.column(0)
-    return min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+    first = min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+    return max(0, first)  # a damaged offset must not be outside of all spans

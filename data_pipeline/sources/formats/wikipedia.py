@@ -17,6 +17,8 @@ from data_pipeline.time_limit import time_limit
 
 MAX_ARTICLE_BYTES = 4 << 20
 """Maximum bytes of an article's markup. MediaWiki itself limits a page to 2 MiB."""
+NO_MEMORY = 1
+"""Code of expat's error for too little memory, `XML_ERROR_NO_MEMORY`."""
 FILE_NAMESPACES = ("6", "14")
 """Namespaces of files and categories of Wikipedia. A link to them shows a picture or nothing."""
 
@@ -62,6 +64,8 @@ def _read_elements(span: Span) -> Iterator[ElementTree.Element]:
         try:
             parser.feed(chunk) if chunk else parser.close()
         except ElementTree.ParseError as error:
+            if error.code == NO_MEMORY:
+                raise MemoryError from None
             parse_error = error
         yield from pages.take()
         if parse_error:

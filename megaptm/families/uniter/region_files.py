@@ -125,7 +125,7 @@ def _read_arrays(content: bytes) -> dict[str, np.ndarray]:
             if any(file.getinfo(f"{name}.npy").compress_type not in PACKED for name in names):
                 raise RegionError("regions with a compression type that numpy does not use")
             return {name: _parse_array(_read_member(file, f"{name}.npy")) for name in names}
-    except RegionError:
+    except (RegionError, MemoryError):
         raise
     except Exception as error:  # numpy, zipfile and zlib raise errors of their own
         raise RegionError("damaged", f"{type(error).__name__}: {error}"[:200]) from None

@@ -1,5 +1,6 @@
 import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,16 @@ def test_failing_step_ends_build_with_on_error_fail():
 def test_recipe_and_disk_errors_end_build(error):
     with pytest.raises(type(error)):
         list(run_steps([Picky(error)], DOCUMENTS, DropCounts(), "skip"))
+
+
+@pytest.mark.parametrize(
+    ("number", "sources"), [(1, r"0\.txt"), (len(DOCUMENTS), r"0\.txt to 4\.txt")], ids=["one", "batch"]
+)
+def test_step_without_memory_ends_build(number, sources):
+    """The corpus must not depend on the memory of the machine."""
+    documents = [replace(document, text="bad") for document in DOCUMENTS[:number]]
+    with pytest.raises(UserError, match=rf"^there is not enough memory to run picky on {sources}: use a machine with "):
+        list(run_steps([Picky(MemoryError())], documents, DropCounts(), "skip"))
 
 
 USER_STEPS = """

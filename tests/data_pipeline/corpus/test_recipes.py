@@ -172,6 +172,13 @@ def test_languages_are_counted(tmp_path):
     assert report.languages == {"en": 3, "de": 1}
 
 
+def test_language_of_a_record_may_be_no_string(tmp_path):
+    text = records(tmp_path / "a.jsonl", *SENTENCES, language=[["en"], 3, "de"])
+    recipe = tmp_path / "corpus.yaml"
+    recipe.write_text(f"sources: [{{path: {text}, keep: [language]}}]\ntokenizer: {{vocabulary: 300}}\n")
+    assert built(tmp_path / "corpus", str(recipe)).languages == {"de": 1}
+
+
 def test_conversation_has_turns(tmp_path):
     expected = [{"role": "user", "content": "Where is the fox?"}, {"role": "assistant", "content": "In the garden."}]
     lines = [{"messages": expected}, {"messages": []}, {"messages": "none"}]

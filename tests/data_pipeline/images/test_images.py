@@ -260,9 +260,10 @@ def test_existing_shards_are_indexed_unchanged(tmp_path):
     assert all(check.is_valid for check in verify_corpus(tmp_path / "corpus"))
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
 @pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg", "1.txt", "1.tar"])
-def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
-    """If these were counted, a corpus would depend on failures of the disk."""
+def test_disk_error_ends_image_build(name, number, tmp_path, monkeypatch):
+    """If these were counted, a corpus would depend on failures of the disk, and on the limits of a process."""
     path = tmp_path / "given" / name
     path.parent.mkdir(parents=True)
     if path.suffix == ".tar":
@@ -272,12 +273,13 @@ def test_disk_error_ends_image_build(name, tmp_path, monkeypatch):
         path.with_suffix(".txt").write_bytes(b"a cat")
 
     def gives_up(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))  # a read error, which names no file
+        raise OSError(number, os.strerror(number))  # a read error, which names no file
 
     kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "megaptm.families.vit.corpus.texts._read_limited"}
     monkeypatch.setattr(kind.get(path.suffix, "megaptm.families.vit.corpus.index_shards._read_member"), gives_up)
     monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
-    with pytest.raises(UserError, match=rf"{path} .*Input/output error"):
+    expected = rf"{path} .*Input/output error" if number == errno.EIO else "Too many open files"
+    with pytest.raises((UserError, OSError), match=expected):
         build(tmp_path / "given", tmp_path / "corpus", validation=0.0, texts=name in ("1.jpg", "1.txt"))
 
 

@@ -1,6 +1,7 @@
 """Unreadable input is counted under a reason and the rest is read; or it stops the build with one sentence."""
 
 import bz2
+import errno
 import gzip
 import importlib
 import io
@@ -276,6 +277,37 @@ def test_reader_error_drops_one_record(name, content, patched, when, where, erro
     assert (result.texts, result.counts) == (["one", "two"], {"cannot be read": 1})
     assert f"{where} cannot be read ({type(error).__name__}: " in refusal(path)
     assert result.dropped.messages["cannot be read"].startswith(f"cannot be read ({type(error).__name__}: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "not enough memory to read .*a.jsonl: use a machine with more memory, or fewer"),
+        (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (TimeoutError("no answer"), "a.jsonl cannot be read to its end .no answer.: check its disk"),
+    ],
+)
+def test_limit_of_process_ends_build(error, message, tmp_path, monkeypatch):
+    """No record is dropped, because the corpus must not depend on the machine."""
+    module = importlib.import_module("data_pipeline.sources.formats.json_lines")
+    monkeypatch.setattr(module, "text_and_notes", failing(error, lambda record: True)(module.text_and_notes))
+    with pytest.raises((UserError, OSError), match=message):
+        reading(written(tmp_path / "a.jsonl", '{"text": "one"}\n'))
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(errno.EMFILE, "Too many open files"), (errno.EIO, "a.jsonl cannot be read to its end .*: check its disk")],
+)
+def test_file_that_cannot_be_opened_ends_build(number, expected, tmp_path, monkeypatch):
+    def failing_open(path):
+        raise OSError(number, os.strerror(number), path)
+
+    path = written(tmp_path / "a.jsonl", "x")
+    monkeypatch.setattr(content, "open_bytes", failing_open)
+    with pytest.raises((UserError, OSError), match=expected):
+        reading(path)
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.csv", "a.parquet", "a.warc", "a.xml"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from data_pipeline.corpus.work import job_key
 from data_pipeline.document import DropCounts
 from megaptm.data.shards import ShardInfo, retry_outages
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, is_limit, shown
 from megaptm.families.vit.corpus.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.families.vit.pixels import SUFFIXES
@@ -142,6 +142,8 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
             try:
                 content = retry_outages(Path(file.path).read_bytes, Path(file.path))
             except OSError as error:
+                if is_limit(error):
+                    raise
                 result.dropped.add("unreadable", file.name, message=str(error))
                 continue
             labels = check_image(content, job.limits)

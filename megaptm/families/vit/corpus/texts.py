@@ -24,6 +24,7 @@ from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, retry_outages
 from megaptm.data.table import index_name
+from megaptm.errors import is_limit
 from megaptm.families.vit.corpus.check import (
     MAX_BYTES,
     ImageLimits,
@@ -128,6 +129,8 @@ def _list_groups(path: Path, dropped: DropCounts, packed: PackedFiles) -> list[I
         dropped.add(refused.reason, path.name, message=refused.details)
         return []
     except OSError as error:
+        if is_limit(error):
+            raise
         dropped.add("unreadable", path.name, message=str(error))
         return []
     status = path.stat()
@@ -189,6 +192,8 @@ def pack_shard(job: PackJob) -> PackedShard:
                 record.dropped.add(refused.reason, file.name, message=refused.details)
                 continue
             except OSError as error:
+                if is_limit(error):
+                    raise
                 record.dropped.add("unreadable", file.name, message=str(error))
                 continue
             image = check_image(content, job.limits)

@@ -1,5 +1,6 @@
 import gzip
 import json
+import sys
 
 import pytest
 
@@ -53,6 +54,28 @@ def test_json_lines_encodings(tmp_path):
     [document] = reading(wide, encoding="auto").documents
     assert (document.text, document.notes) == (text, {"encoding": "utf-16"})
     assert reading(latin, encoding="auto").documents[0].notes["encoding"] != "utf-8"
+
+
+@pytest.mark.parametrize(
+    ("depth", "last_field", "counts"),
+    [
+        (499, "", {}),
+        (501, "", {"nested too deeply": 1}),
+        (499, ', "b": NaN', {}),
+        (500, ', "b": NaN', {"nested too deeply": 1}),
+    ],
+)
+def test_maximum_nesting_does_not_depend_on_stack(depth, last_field, counts, tmp_path):
+    """With NaN, Python's json parses the complete line. Its limit counts the frames of its caller."""
+    line = '{"text": "x", "a": ' + "[" * depth + "]" * depth + last_field + "}\n"
+    for path in (written(tmp_path / "a.jsonl", line), written(tmp_path / "b.json", f"[{line}]")):
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(limit - 300)
+        try:
+            result = reading(path, keep=() if last_field else ("a",))
+        finally:
+            sys.setrecursionlimit(limit)
+        assert result.counts == counts
 
 
 BROKEN_LINES = [

@@ -3,6 +3,7 @@ tokens: int, meta: json, big: str_int})`, without and with `compression="zstd"`.
 
 import base64
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -69,6 +70,17 @@ def test_damaged_sample_is_dropped(tmp_path):
     assert content != SHARD
     result = reading(written(tmp_path / "a.mds", content))
     assert (result.texts, result.counts) == (TEXTS[1:], {"damaged": 1})
+
+
+def test_stated_size_takes_no_memory(tmp_path):
+    """16 GiB of offsets in a file of 8 bytes."""
+    path = written(tmp_path / "a.mds", b"\xff" * 8)
+    tracemalloc.start()
+    try:
+        assert reading(path).counts == {"not MDS": 1}
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("size", [0, 4])

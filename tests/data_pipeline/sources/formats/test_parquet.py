@@ -1,9 +1,11 @@
 import datetime
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from data_pipeline.deduplicate.json_lines import from_line, to_line
 from data_pipeline.document import DropCounts
 from data_pipeline.sources import pieces, read_span
 from data_pipeline.sources.formats import parquet as reader
@@ -25,6 +27,15 @@ def test_rows_and_selected_columns(tmp_path):
     assert result.sources == ["a.parquet@0", "a.parquet@1", "a.parquet@2"]
     assert result.documents[0].notes == {"url": "u", "when": "2026-01-02", "turns": [{"at": 0, "role": "user"}]}
     assert "url" not in result.documents[1].notes
+
+
+def test_nested_notes_are_json(tmp_path):
+    """Else documents could not be written, which would end the build."""
+    value = {"at": datetime.date(2026, 1, 2), "price": Decimal("1.50"), "raw": [b"caf", b"\xc3\xa9"]}
+    parquet.write_table(pa.table({"text": ["one"], "meta": [value]}), tmp_path / "a.parquet")
+    [document] = reading(tmp_path / "a.parquet", keep=("meta",)).documents
+    assert document.notes["meta"] == {"at": "2026-01-02", "price": "1.50", "raw": ["caf", "é"]}
+    assert from_line(to_line(document)) == document
 
 
 @pytest.mark.parametrize(
