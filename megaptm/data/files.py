@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import IO
+from typing import IO, Self
 
 import numpy as np
 
@@ -91,32 +91,61 @@ def tar_header(name: str, size: int) -> bytes:
     )
 
 
+EXTENDED_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+"""Types of headers with names and attributes of the next member."""
+MAX_EXTENDED_BYTES = 64 << 20
+
+
 def open_tar(file: str | os.PathLike[str] | IO[bytes]) -> tarfile.TarFile:
     """Open an untrusted, uncompressed tar for reading, by path or as a stream. Raises `tarfile.TarError` if it is
     invalid."""
     with _tar_errors():
         if isinstance(file, str | os.PathLike):
-            return tarfile.open(file, "r:")
-        return tarfile.open(fileobj=file, mode="r|")
+            return tarfile.open(file, "r:", tarinfo=_Member)
+        return tarfile.open(fileobj=file, mode="r|", tarinfo=_Member)
+
+
+class _Member(tarfile.TarInfo):
+    """Member of an untrusted tar. tarfile itself ends an archive at an invalid header, as if no member followed."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            member = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf.count(0) == len(buf):  # the end of the archive
+                raise
+            raise tarfile.ReadError(f"invalid header: {error}") from None
+        if member.type in EXTENDED_HEADERS and member.size > MAX_EXTENDED_BYTES:  # tarfile reads them into memory
+            raise tarfile.ReadError(f"invalid header: names of {member.size:,} bytes")
+        return member
 
 
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an untrusted tar. Raises `tarfile.TarError` for an invalid header."""
+    """Yield the members of an untrusted tar. Raises `tarfile.TarError` for an invalid header, or after the last member
+    if data follow the end of the archive."""
     while True:
         with _tar_errors():
             member = tar.next()
         if member is None:
-            return
+            break
         if member.size < 0:  # a negative size would repeat the same member forever
             raise tarfile.ReadError(f"{member.name} has {member.size} bytes")
         yield member
+    assert tar.fileobj is not None
+    while data := tar.fileobj.read(1 << 20):
+        if data.count(0) != len(data):
+            raise tarfile.ReadError("data follow its end: it may be several archives in one file")
 
 
 @contextmanager
 def _tar_errors() -> Iterator[None]:
     """Convert the various exceptions that `tarfile` raises for invalid tar headers to `tarfile.ReadError`.
 
-    Other errors of the underlying stream, such as a failing server, are re-raised.
+    Other errors of the underlying stream, such as a failing server, are re-raised, and so is too little memory.
     """
     try:
         yield
@@ -126,7 +155,7 @@ def _tar_errors() -> Iterator[None]:
         if error.errno != errno.EINVAL:  # EINVAL is a seek to an invalid offset
             raise
         raise tarfile.ReadError(f"invalid header: {error}") from None
-    except (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise tarfile.ReadError(f"invalid header: {error}") from None
 
 

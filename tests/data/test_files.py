@@ -43,6 +43,15 @@ def test_invalid_tar_raises_tar_error(size, pax, is_first, tmp_path):
         assert len([*tar_members(tar)]) < 3
 
 
+def test_long_names_are_refused(tmp_path):
+    """tarfile would read them into memory, and reserve the stated size before."""
+    member = tarfile.TarInfo("a")
+    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    (tmp_path / "a.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(tarfile.ReadError, match="invalid header: names of 1,099,511,627,776 bytes"):
+        open_tar(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize("dtype", ["<u2", "<u4", "<i4"])
 @pytest.mark.parametrize("shape", [(0,), (7,), (5, 3)])
 def test_npy_bytes_equal_numpy(dtype, shape):

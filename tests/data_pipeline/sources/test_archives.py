@@ -39,6 +39,7 @@ def archive(path, files=FILES):
             for name, content in files.items():
                 made.writestr(name, content)
         return path
+    path.parent.mkdir(exist_ok=True)
     kind = {".tgz": "gz", ".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".txz": "xz"}.get(path.suffix, "")
     with tarfile.open(path, f"w:{kind}") as made:
         for name, content in files.items():
@@ -155,6 +156,41 @@ def test_sparse_tar_member_is_dropped(tmp_path, monkeypatch):
         info.size = 1
         made.addfile(info, io.BytesIO(b"x"))
     assert reading(tmp_path / "a.tar").counts == {"expands too much": 1}
+
+
+def test_invalid_header_is_damage(tmp_path, refusal):
+    """tarfile ends an archive at an invalid header, as if no member followed."""
+    path = archive(tmp_path / "a.tar", {"a.txt": b"first", "b.txt": b"second", "c.txt": b"third"})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"b.txt")] ^= 1
+    path.write_bytes(content)
+    assert (reading(path).texts, reading(path).counts) == (["first"], {"damaged": 1})
+    assert "is not a readable archive (invalid header: bad checksum): download it again" in refusal(path)
+
+
+def test_archive_truncated_in_header_is_damage(tmp_path):
+    path = archive(tmp_path / "a.tar", {"a.txt": b"first", "b.txt": b"second"})
+    result = reading(written(path, path.read_bytes()[: 1024 + 100]))
+    assert (result.texts, result.counts) == (["first"], {"damaged": 1})
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_second_archive_in_file_is_damage(name, tmp_path, refusal):
+    path = archive(tmp_path / name, {"a.txt": b"first"})
+    path.write_bytes(path.read_bytes() + archive(tmp_path / "other" / name, {"b.txt": b"second"}).read_bytes())
+    assert (reading(path).texts, reading(path).counts) == (["first"], {"damaged": 1})
+    assert "data follow its end: it may be several archives in one file" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+def test_archive_without_memory_ends_build(name, tmp_path, monkeypatch):
+    def without_memory(*_):
+        raise MemoryError
+
+    path = archive(tmp_path / name)
+    monkeypatch.setattr("shutil.copyfileobj", without_memory)
+    with pytest.raises(UserError, match=r"not enough memory to read .*a\.(tar|zip): use a machine with more"):
+        reading(path)
 
 
 def test_full_temporary_folder_is_reported(tmp_path, monkeypatch):
