@@ -62,6 +62,7 @@ REASON_MESSAGES = {
     "folder already read": "is a link to a folder that is already read under another name",
     "unlisted shard": "is not in state.json or index.json of its folder, or is there uncompressed, too",
     "missing shard": "is in state.json or index.json of its folder, but does not exist: complete the copy",
+    "cached result": "is a result of `map` or `filter` that `datasets` keeps beside a dataset: to read it, name it",
     "unreadable list": "cannot be read, so that all shards beside it are read: make it readable",
     "not a file": "is a pipe, a socket or a device: write its content to a file",
 }
@@ -69,7 +70,7 @@ REASON_MESSAGES = {
 
 def _files_of(source: Source, skipped: DropCounts) -> list[InputFile]:
     listing = _list_source(source)
-    if listing.kind == "folder" and (entries := check_shard_lists(listing.files)):
+    if entries := check_shard_lists(source, listing):
         skipped_names = {name for _, name in entries}
         remaining = [file for file in listing.files if file.name not in skipped_names]
         listing = replace(listing, files=remaining, skipped=[*listing.skipped, *entries])

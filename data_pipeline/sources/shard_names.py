@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from data_pipeline.sources.compression import without_compression
@@ -32,7 +32,12 @@ def check_shard_names(source: Source, listing: Listing, files: Iterable[InputFil
         if (match := _match_name(file.name)) and int(match["count"]):
             plain = without_compression(file.name)
             by_count = datasets.setdefault((plain[: match.start()], plain[match.end() :]), {})
-            by_count.setdefault(int(match["count"]), {})[int(match["index"])] = file
+            first = by_count.setdefault(int(match["count"]), {}).setdefault(int(match["index"]), file)
+            if first is not file:
+                raise UserError(
+                    f"source {source.path}: {first.name} and {file.name} are one shard of two datasets, or of two "
+                    "copies of one: remove one of them."
+                )
     for by_count in datasets.values():
         if len(by_count) > 1:
             raise _two_datasets_error(source, by_count)
@@ -57,13 +62,22 @@ def _refuse_missing(source: Source, listing: Listing, count: int, shards: Shards
         for index in range(first, first + count)
         if index not in shards
     ]
-    if listing.kind == "glob":
-        pattern = source.path.partition("::")[0].rpartition("/")[2]
-        missing = [name for name in missing if fnmatchcase(posixpath.basename(name), pattern)]
+    refuse_missing_files(source, [name for name in missing if is_requested(name, source, listing)], name)
+
+
+def is_requested(name: str, source: Source, listing: Listing) -> bool:
+    """Whether a source includes a file of this name: a folder all of its files, a glob those that it matches."""
+    pattern = source.path.partition("::")[0].rpartition("/")[2]
+    return listing.kind == "folder" or fnmatchcase(posixpath.basename(name), pattern)
+
+
+def refuse_missing_files(source: Source, missing: Sequence[str], neighbor: str) -> None:
+    """Raise `UserError` if shards of a dataset are missing beside a file."""
     if missing:
-        subject = f" and {len(missing) - 1:,} others do" if len(missing) > 1 else " does"
+        plural = "s" if len(missing) > 2 else ""
+        subject = f" and {len(missing) - 1:,} other{plural} do" if len(missing) > 1 else " does"
         raise UserError(
-            f"source {source.path}: {missing[0]}{subject} not exist beside {name}: complete the copy, or set "
+            f"source {source.path}: {missing[0]}{subject} not exist beside {neighbor}: complete the copy, or set "
             "`incomplete: true` to read a part of the dataset."
         )
 

@@ -66,3 +66,20 @@ def test_shards_of_two_datasets_are_named(options, tmp_path):
         "earlier one, or name the shards of one with a glob, such as `*-of-00003*`."
     )
     assert count(tmp_path / "data", [], "*-of-00003*") == 3
+
+
+@pytest.mark.parametrize(
+    "second", ["train-00001-of-00003.jsonl.gz", "train-00001-of-00003-6f3344faa23e9b0a.jsonl"], ids=["copy", "hash"]
+)
+def test_two_files_of_one_shard_are_named(second, tmp_path):
+    """A dataset was downloaded twice, or decompressed beside its files."""
+    with pytest.raises(UserError, match=r"data/train-00001-of-00003.* and .* are one shard of two datasets, or of two"):
+        count(tmp_path / "data", [*COMPLETE, second])
+
+
+def test_missing_archive_is_named(tmp_path):
+    names = ["pile-00000-of-00003.tar", "pile-00002-of-00003.tar"]
+    with pytest.raises(
+        UserError, match=r"data/pile-00001-of-00003\.tar does not exist beside data/pile-00000-of-00003"
+    ):
+        count(tmp_path / "data", names)

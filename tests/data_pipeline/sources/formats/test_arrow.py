@@ -1,11 +1,13 @@
 """Arrow files as `datasets` writes them: streams of record batches of 1,000 rows, in a folder per split."""
 
+import json
+
 import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
 from data_pipeline.document import DropCounts
-from data_pipeline.sources import find_files
+from data_pipeline.sources import Source, find_files
 from data_pipeline.sources.formats import arrow
 from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, written
@@ -48,15 +50,49 @@ def test_shards_of_an_earlier_save_are_skipped(tmp_path):
         find_files([str(tmp_path / "wiki")])
 
 
+@pytest.mark.parametrize("pattern", ["", "*", "data-*.arrow"])
+def test_missing_shard_of_a_list_is_an_error(pattern, tmp_path):
+    stream(tmp_path / "wiki/data-00000.arrow")
+    names = ["data-00000.arrow", "data-00001.arrow", "data-00002.arrow"]
+    written(tmp_path / "wiki/state.json", json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    message = "wiki/data-00001.arrow and 1 other do not exist beside wiki/state.json: complete the copy, or set `inco"
+    with pytest.raises(UserError, match=message):
+        find_files([str(tmp_path / "wiki" / pattern)])
+    assert len(find_files([str(tmp_path / "wiki/data-00000.*")])) == 1
+
+
+@pytest.mark.parametrize("pattern", ["", "*.arrow", "**/*.arrow"])
+def test_glob_reads_listed_shards(pattern, tmp_path):
+    """Shards of an earlier save that have no number of shards in their names."""
+    for name in ("data-0.arrow", "data-1.arrow"):
+        stream(tmp_path / "wiki" / name)
+    written(tmp_path / "wiki/state.json", '{"_data_files": [{"filename": "data-0.arrow"}]}')
+    skipped = DropCounts()
+    assert [file.name for file in find_files([str(tmp_path / "wiki" / pattern)], skipped)] == ["wiki/data-0.arrow"]
+    assert skipped.examples["unlisted shard"] == [("wiki/data-1.arrow", "")]
+    assert len(find_files([str(tmp_path / "wiki/data-1.arrow")])) == 1
+
+
+def test_cached_results_of_a_dataset_are_skipped(tmp_path):
+    """`map` of `datasets` keeps its result in the folder of the dataset."""
+    for name in ("wiki-train.arrow", "cache-0123456789abcdef.arrow", "cache-0123456789abcdef_00000_of_00002.arrow"):
+        stream(tmp_path / "wiki" / name)
+    assert len(find_files([str(tmp_path / "wiki")])) == 3
+    written(tmp_path / "wiki/dataset_info.json", "{}")
+    skipped = DropCounts()
+    assert [file.name for file in find_files([str(tmp_path / "wiki")], skipped)] == ["wiki/wiki-train.arrow"]
+    assert skipped.counts["cached result"] == 2
+
+
 def test_missing_shards_and_unreadable_lists_are_counted(tmp_path):
-    """An interrupted copy, and a list that is a broken link."""
+    """A copy of a part, and a list that is a broken link."""
     stream(tmp_path / "wiki/part/data-00000-of-00001.arrow")
     content = '{"_data_files": [{"filename": "data-00000-of-00001.arrow"}, {"filename": "data-00001.arrow"}]}'
     written(tmp_path / "wiki/part/state.json", content)
     stream(tmp_path / "wiki/rest/data-00000-of-00001.arrow")
     (tmp_path / "wiki/rest/state.json").symlink_to("nothing")
     skipped = DropCounts()
-    assert len(find_files([str(tmp_path / "wiki")], skipped)) == 2
+    assert len(find_files([Source(str(tmp_path / "wiki"), incomplete=True)], skipped)) == 2
     names = {reason: [name for name, _ in examples] for reason, examples in skipped.examples.items()}
     assert names == {
         "missing shard": ["wiki/part/data-00001.arrow"],
