@@ -1,8 +1,9 @@
 """Word starts in a text, independent of the tokenizer.
 
 The rule is BERT's (arXiv:1810.04805, the released `tokenization.py`): white space separates words, and a punctuation
-mark or a Chinese character is a word. In addition, each Japanese kana is a word, and so is white space, for tokenizers
-that have tokens of white space only.
+mark or a Chinese character is a word. In addition, each Japanese kana is a word, and each letter of Thai and other
+alphabets without spaces with the marks that follow it (`data_pipeline.scripts`). White space is a word, too, for
+tokenizers that have tokens of white space only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 
 from data_pipeline.annotate.dictionary import read_dictionary
 from data_pipeline.functions import is_function, load_function
+from data_pipeline.scripts import ALONE_RANGES, CLUSTER_RANGES, LETTER_MARKS
 from megaptm.errors import UserError
 from megaptm.tokenizers import find_first_tokens
 
@@ -30,7 +32,6 @@ HAN = (
     *((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)),
     *((0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)),
 )
-KANA = ((0x3041, 0x30FF), (0x31F0, 0x31FF), (0xFF66, 0xFF9F))
 ASCII_MARKS = ((33, 47), (58, 64), (91, 96), (123, 126))
 HAN_RUN = re.compile("[" + "".join(f"{chr(first)}-{chr(last)}" for first, last in HAN) + "]{2,}")
 
@@ -92,8 +93,10 @@ def _kinds_of(text: str) -> np.ndarray:
 def _kind_table() -> np.ndarray:
     """Return the kind of each character, int8 [Unicode code points]."""
     kinds = np.full(sys.maxunicode + 1, LETTER, dtype=np.int8)
-    for first, last in (*HAN, *KANA):
+    for first, last in ALONE_RANGES:
         kinds[first : last + 1] = ALONE
+    for first, last in CLUSTER_RANGES:
+        kinds[[code for code in range(first, last + 1) if chr(code).isalpha()]] = ALONE
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))
         if category[0] == "P":
@@ -102,6 +105,7 @@ def _kind_table() -> np.ndarray:
             kinds[code] = JOINED
         elif chr(code).isspace():
             kinds[code] = SPACE
+    kinds[[*LETTER_MARKS]] = JOINED
     for first, last in ASCII_MARKS:
         kinds[first : last + 1] = ALONE
     return kinds

@@ -11,8 +11,9 @@ import numpy as np
 
 from data_pipeline.clean.lines import lines_of
 from data_pipeline.clean.step import BatchFilter, require_minimum, require_shares
-from data_pipeline.clean.words import UNSPACED, reduce_per_text, surplus_words, words_of
+from data_pipeline.clean.words import reduce_per_text, surplus_words, words_of
 from data_pipeline.document import Document
+from data_pipeline.scripts import UNSPACED
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 BULLETS = ("•", "-", "‣", "*", "◦", "●", "▪", "■")

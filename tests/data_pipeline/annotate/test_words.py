@@ -3,14 +3,16 @@
 import unicodedata
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from data_pipeline.annotate import Annotations
-from data_pipeline.annotate.words import word_offsets
+from data_pipeline.annotate.words import word_offsets, word_starts
 from megaptm.errors import UserError
+from tests.data_pipeline.unspaced import WORDS, sentence
 
 
 def words(text: str, chinese: str = "characters") -> list[str]:
@@ -26,12 +28,31 @@ TEXTS = [
     ("ひらカナ", ["ひ", "ら", "カ", "ナ"]),
     ("e\u0301te\u0301 。\u0301", ["e\u0301te\u0301", "。\u0301"]),
     ("서울은 नमस्ते", ["서울은", "नमस्ते"]),
+    ("ฉันกินน้ำ 12ที่", ["ฉั", "น", "กิ", "น", "น้ำ", "12", "ที่"]),
+    ("ແມ່ນ້ຳ", ["ແ", "ມ່", "ນ້ຳ"]),
+    ("ខ្ញុំ", ["ខ្", "ញុំ"]),
+    ("မြို့သူ", ["မြို့", "သူ"]),
+    ("བོད་ཡིག", ["བོད", "་", "ཡིག"]),
+    ("ｶﾞｷꆈꌠ", ["ｶﾞ", "ｷ", "ꆈ", "ꌠ"]),
 ]
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS)
 def test_words(text, expected):
     assert words(text) == expected
+
+
+@pytest.mark.parametrize("language", WORDS)
+def test_sentence_without_spaces_is_many_words(language):
+    """Whole-word masking would hide all of a sentence that is one word. A token of marks belongs to the word before
+    it."""
+    text = sentence(language, 0)
+    tokens = [text[at : at + 2] for at in range(0, len(text), 2)]
+    ends = np.cumsum([len(token) for token in tokens])
+    is_letter = [
+        [unicodedata.category(character)[0] != "M" and character not in "ำຳ" for character in token] for token in tokens
+    ]
+    assert word_starts(text, ends).tolist() == [index for index, letters in enumerate(is_letter) if any(letters)]
 
 
 def test_words_match_bert_pre_tokenizer(prose):
