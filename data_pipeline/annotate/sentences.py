@@ -8,9 +8,11 @@ import re
 import numpy as np
 
 # A sentence ends with an end mark, closing quotes and white space (not needed after Chinese and Japanese marks), or
-# with a blank line.
-PROSE_END = re.compile(r"\n[ \t]*\n\s*|[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[」』”’）]*\s*")  # noqa: RUF001
-CODE_END = re.compile(r"\n+(?=[^\n])")
+# with a blank line. Matches start with the first of several marks: starting at each of them takes quadratic time.
+PROSE_END = re.compile(
+    r"\n[ \t]*\n\s*|(?<![.!?…])[.!?…]++[\"'”’»)\]]*+\s+|[。！？]+[」』”’）]*\s*"  # noqa: RUF001
+)
+CODE_END = re.compile(r"(?<!\n)\n++(?=[^\n])")
 OPENING = "\"'“‘«([{*_`-"  # noqa: RUF001
 
 # A period after one of these, or after a single letter, does not end a sentence.

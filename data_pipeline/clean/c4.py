@@ -93,7 +93,7 @@ class C4Quality:
 
 @lru_cache(maxsize=4)
 def _word_longer_than(characters: int) -> re.Pattern[str]:
-    return re.compile(rf"\S{{{characters + 1}}}")
+    return re.compile(rf"(?<!\S)\S{{{characters + 1}}}")
 
 
 def _contains_any(line: str, phrases: tuple[str, ...]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_pipeline.clean.step import import_library
+from data_pipeline.clean.unicode import normalize
 
 FILLER = "\xad"
 """Character that replaces removed ones, so that the text keeps its length: a soft hyphen, itself removed as a format
@@ -85,8 +86,7 @@ def _fold_case(text: str) -> str:
     if text.isascii():
         return INVISIBLE.sub("", text).lower()
     # Some lower-case letters expand to several characters, which then compose (Unicode's NFKC_Casefold).
-    text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text)).casefold()
-    return unicodedata.normalize("NFKC", text)
+    return normalize("NFKC", normalize("NFKC", INVISIBLE.sub("", text)).casefold())
 
 
 def _to_simplified_chinese(text: str) -> str:

@@ -17,8 +17,8 @@ from data_pipeline.clean.comparable import comparable, comparable_with_offsets
 from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, file_version, require, require_minimum
 from data_pipeline.clean.words import Words, ngram_factors, words_of
-from data_pipeline.document import Document, DropCounts
-from megaptm.errors import UserError
+from data_pipeline.document import Document, DropCounts, is_document_error
+from megaptm.errors import UserError, shown
 from megaptm.storage import read_text_file
 
 MIN_WORDS = 8
@@ -147,7 +147,7 @@ def _known_ngrams(
     runs: dict[int, list[np.ndarray]] = {}
     for path in paths:
         for compared in (
-            form for text in _read_evaluation_texts(path, step) for form in _comparable_forms(text, before)
+            form for text in _read_evaluation_texts(path, step) for form in _comparable_forms(text, before, path)
         ):
             words = Words(compared, fold=False)
             factor = int(ngram_factors(words, np.array([0, len(words)]))[0])
@@ -161,12 +161,23 @@ def _known_ngrams(
     return {size: HashSet(np.concatenate(hashes)) for size, hashes in sorted(runs.items())}
 
 
-def _comparable_forms(text: str, steps: tuple[CleaningStep, ...]) -> set[str]:
-    """Return the comparable forms of a text: as written, and as changed by `steps`. A step that drops it is skipped."""
+def _comparable_forms(text: str, steps: tuple[CleaningStep, ...], path: str) -> set[str]:
+    """Return the comparable forms of a text: as written, and as changed by `steps`. A step that drops it is skipped.
+
+    Raises `UserError` for an evaluation text on which a step fails: it is not an error of the documents.
+    """
     changed = [Document(text, "evaluation text")]
-    for step in steps:
-        changed = list(step(changed, DropCounts())) or changed
-    return {comparable(text), *(comparable(document.text) for document in changed)}
+    try:
+        for step in steps:
+            changed = list(step(changed, DropCounts())) or changed
+        return {comparable(text), *(comparable(document.text) for document in changed)}
+    except Exception as error:
+        if not is_document_error(error):
+            raise
+        raise UserError(
+            f"decontaminate: a text of {path} cannot be compared ({type(error).__name__}: {error}): correct it, or "
+            f"remove it; it starts with {shown(text)}."
+        ) from error
 
 
 def _matching_paths(pattern: str) -> list[str]:

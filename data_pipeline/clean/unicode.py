@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,8 @@ INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\xad\u200b\u2060\ufeff\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]+"
 )
 NEW_LINES = str.maketrans(dict.fromkeys(LINE_ENDS, "\n"))
+MAX_MARKS, STRIDE = 1024, 64
+"""Maximum combining marks on a letter, and distance of the characters that are examined first."""
 INVISIBLE_ASCII = bytes(code for code in range(128) if INVISIBLE.match(chr(code)))
 
 
@@ -82,7 +85,24 @@ class NormalizeUnicode(Change):
         return self._compose_unicode(text.lower()) if self.fold_case else text
 
     def _compose_unicode(self, text: str) -> str:
-        return text if self.form == "none" else unicodedata.normalize(self.form, text)  # type: ignore[arg-type]
+        return text if self.form == "none" else normalize(self.form, text)
+
+
+def normalize(form: str, text: str) -> str:
+    """Return a text in a normalization form of Unicode. Raises `ValueError` for too many marks on one letter, which
+    Python sorts in quadratic time."""
+    if not text.isascii():
+        sampled, complete = _runs_of_marks()
+        if sampled.search(text[::STRIDE]) and complete.search(text):
+            raise ValueError(f"more than {MAX_MARKS:,} marks follow one letter")
+    return unicodedata.normalize(form, text)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def _runs_of_marks() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return a pattern that every STRIDE-th character of more than MAX_MARKS marks matches, and one for all of them."""
+    marks = "".join(chr(code) for code in range(sys.maxunicode + 1) if unicodedata.combining(chr(code)))
+    return re.compile(f"[{marks}]{{{MAX_MARKS // STRIDE}}}"), re.compile(f"(?<![{marks}])[{marks}]{{{MAX_MARKS + 1}}}")
 
 
 def _without_invisible(text: str) -> str:

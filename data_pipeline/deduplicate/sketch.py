@@ -4,7 +4,7 @@
     <stem>.digests.npy      uint64 [3, documents]: both halves of the digest, then the row, sorted by digest
     <stem>.paragraphs.npy   uint64 [3, paragraphs]: the same for paragraphs, indexed within the part
     <stem>.signatures.npy   uint32 [documents, hashes]
-    <stem>.bands.npy        uint64 [documents x bands], sorted: upper 40 bits of the band's key, then the row
+    <stem>.bands.npy        uint64 [documents x bands], sorted: upper 36 bits of the band's key, then the row
 
 Columns are always written, and digests if `documents` is set. With `paragraphs` no signatures are written, because the
 texts are not final.
@@ -22,9 +22,10 @@ from data_pipeline.deduplicate.options import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.split import repeatable_paragraphs
 from data_pipeline.deduplicate.tables import COLUMNS, RowWriter, save
 from data_pipeline.document import Document
+from megaptm.errors import UserError
 
-ROW_BITS = 24
-"""Bits of an entry of an LSH band that hold the row of the document. The other 40 hold the hash of the band. Documents
+ROW_BITS = 28
+"""Bits of an entry of an LSH band that hold the row of the document. The other 36 hold the hash of the band. Documents
 with equal hashes are compared, so a collision only costs a comparison."""
 BATCH_CHARACTERS = 1 << 17
 BATCH_DOCUMENTS = 256
@@ -94,7 +95,11 @@ class Signatures:
         signatures = compute_signatures(self._texts, self._near)
         rows = np.arange(self._file.count, self._file.count + len(signatures), dtype=np.uint64)
         self._file.add(signatures)
-        assert self._file.count <= 1 << ROW_BITS, "too many documents in a part for the row bits of a band entry"
+        if self._file.count > 1 << ROW_BITS:
+            raise UserError(
+                f"deduplicate.near compares at most {1 << ROW_BITS:,} documents of a compressed file: divide the file, "
+                "or decompress it."
+            )
         keys = band_keys(signatures, bands=self._near.bands, rows=self._near.rows, seed=self._near.seed)
         entries = keys >> np.uint64(ROW_BITS) << np.uint64(ROW_BITS) | rows[:, None]
         self._entries.append(entries[(signatures != EMPTY).any(axis=1)].ravel())

@@ -85,14 +85,18 @@ def _complete_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterato
 
 
 def _before_whitespace(file: InputFile, start: int) -> int:
-    """Return the offset of the last byte before `start` that is not white space. The line of that byte is not blank."""
+    """Return the offset of the last byte before `start` that is not white space, whose line is not blank; or of a line
+    after a blank one."""
     if not start:
         return 0
     with open_file(file) as stream:
         while start:
             begin = max(0, start - CHUNK_BYTES)
             stream.seek(begin)
-            block = stream.read(start - begin).rstrip()
+            space = stream.read(start - begin)
+            block = space.rstrip()
+            if not block and space.count(b"\n") > 1:  # else each span of a blank file would read all before it
+                return begin + space.rfind(b"\n") + 1
             start = begin + len(block)
             if block:
                 break

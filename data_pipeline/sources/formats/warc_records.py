@@ -30,6 +30,7 @@ def max_record_bytes(source: Source) -> int:
 RECORD_START = b"WARC/"
 NEXT_RECORD = re.compile(rb"\n\r?\n(?=WARC/[0-9]\.[0-9]+\r?\n)")
 """Blank line before a WARC record."""
+NEWLINES = re.compile(rb"[\r\n]+")
 HEADER_END = re.compile(rb"\n\r?\n")
 LENGTH = re.compile(rb"^content-length:[ \t]*([0-9]{1,18})[ \t]*\r?$", re.IGNORECASE | re.MULTILINE)
 
@@ -140,8 +141,8 @@ class _Window:
         return self.data.startswith(start)
 
     def skip_newlines(self) -> None:
-        while not self.is_empty() and self.data[0] in b"\r\n":
-            self.take(len(self.data) - len(self.data.lstrip(b"\r\n")))
+        while not self.is_empty() and (newlines := NEWLINES.match(self.data)):
+            self.take(newlines.end())
 
     def find(self, pattern: re.Pattern[bytes], start: int, stop: int) -> int | None:
         """Return the end of the first match of a pattern that starts at or after `start` and ends before `stop`, or

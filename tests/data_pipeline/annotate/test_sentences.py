@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_pipeline.annotate.sentences import sentence_starts
 from tests.data_pipeline.annotate.pieces import split_sentences
 
 
@@ -36,3 +37,9 @@ def test_prose_sentences(text, sentences):
 def test_code_splits_into_lines():
     code = "def f(x):\n    return x. Y\n\n\nf(1)\n"
     assert split_sentences(code, "code") == ["def f(x):\n", "    return x. Y\n\n\n", "f(1)\n"]
+
+
+@pytest.mark.parametrize(("text", "form"), [("." * 200_000, "prose"), ("x" + "\n" * 1_000_000, "code")])
+def test_many_marks_take_linear_time(text, form):
+    """In quadratic time, this takes minutes. The limit of time per document does not hold for annotations."""
+    assert sentence_starts(text, form).tolist() == [0]

@@ -270,3 +270,12 @@ def test_changed_evaluation_file_is_reread(evaluation):
     with open(evaluation, "w") as file:
         file.write("another text of as many as eight words\n")
     assert reason(step, QUESTION) is None
+
+
+def test_evaluation_text_that_fails_is_not_an_error_of_documents(tmp_path):
+    """Else each document would be dropped as one on which the step failed."""
+    path = tmp_path / "exam.txt"
+    path.write_text("a" + "\u0301" * 2000)
+    documents = [Document("a text", "a.txt")]
+    with pytest.raises(UserError, match=r"decontaminate: a text of .*exam\.txt cannot be compared \(ValueError: more"):
+        list(run_steps([Decontaminate((str(path),))], documents, DropCounts(), "skip"))

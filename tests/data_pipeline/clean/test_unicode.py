@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_pipeline.clean.unicode import NormalizeUnicode, RepairEncoding
+from data_pipeline.clean import run_steps
+from data_pipeline.clean.unicode import MAX_MARKS, NormalizeUnicode, RepairEncoding
+from data_pipeline.document import Document, DropCounts
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import texts
 
@@ -85,3 +87,16 @@ def test_normalize_unicode_is_idempotent(text, form, fold):
 def test_unknown_form_is_rejected():
     with pytest.raises(UserError, match=r"normalize-unicode: form \(NFX\) is not known: use one of NFC"):
         NormalizeUnicode(form="NFX")
+
+
+@pytest.mark.parametrize("mark", ["\u0301", "\u0301\u0316", "\u0e48"])
+def test_too_many_marks_on_a_letter_are_refused(mark):
+    """Python sorts marks in quadratic time: eight million of them would take hours."""
+    allowed = "a" + (MAX_MARKS // len(mark)) * mark
+    [text] = texts(NormalizeUnicode(), f"one {allowed} two")
+    assert unicodedata.is_normalized("NFC", text)
+    documents = [Document(f"one {allowed}{mark} two", "0.txt"), Document("กิ" * MAX_MARKS, "1.txt")]
+    dropped = DropCounts()
+    retained = list(run_steps([NormalizeUnicode()], documents, dropped, "skip"))
+    assert [document.source for document in retained] == ["1.txt"]
+    assert dropped.messages == {"normalize-unicode failed": "ValueError: more than 1,024 marks follow one letter"}

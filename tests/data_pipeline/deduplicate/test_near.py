@@ -5,10 +5,12 @@ import random
 import numpy as np
 import pytest
 
-from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions
+from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, write_part
 from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.near import find_near
 from data_pipeline.deduplicate.sketch import compute_signatures
+from data_pipeline.document import Document
+from megaptm.errors import UserError
 from tests.data_pipeline.deduplicate.corpora import (
     backwards,
     edited,
@@ -186,3 +188,11 @@ def test_long_document_similarity(monkeypatch):
     monkeypatch.setattr("data_pipeline.deduplicate.sketch.PIECE", 500)
     first, second = compute_signatures([text, "short", copy], NEAR)[[0, 2]]
     assert abs((first == second).mean() - similarity) < 0.15
+
+
+def test_too_many_documents_of_a_file_are_reported(tmp_path, monkeypatch):
+    """A compressed file is one part, and an entry of a band has bits for so many rows."""
+    monkeypatch.setattr("data_pipeline.deduplicate.sketch.ROW_BITS", 2)
+    options = Deduplicate(near=NearDuplicateOptions())
+    with pytest.raises(UserError, match=r"deduplicate\.near compares at most 4 documents of a compressed file: divide"):
+        write_part(str(tmp_path / "a"), (Document(f"text {number}", "a.txt") for number in range(5)), options)
