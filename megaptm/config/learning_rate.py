@@ -132,4 +132,7 @@ def _peak_rate(optimizer: OptimizerConfig, width: int | None) -> float:
 
 
 def _noam_width(config: Config) -> int | None:
-    return resolve_model(config).width if config.optimizer.decay == "noam" else None
+    if config.optimizer.decay != "noam":
+        return None
+    # muP itself scales the rate of its base width.
+    return config.model.mup_base_width or resolve_model(config).width

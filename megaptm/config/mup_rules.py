@@ -38,5 +38,7 @@ def _model_reasons(spec: ModelSpec) -> Iterator[str]:
         yield "which does not predict tokens"
     elif None in projected_norms(spec):
         yield "which has no norm between its last layer and the vocabulary"
+    elif any(block.norm.kind in ("layer-fixed", "rms-unit-offset") for block in family.stacks.values()):
+        yield "whose norms have no weight, or 1 plus a weight"
     elif projected_norms(spec) & {f"{head.stack}.final" for head in heads if not head.projects}:
         yield "in which heads of several kinds read one norm"

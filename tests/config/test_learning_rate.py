@@ -106,6 +106,14 @@ def test_noam_uses_the_width_of_the_model():
     assert learning_rate_at(config, 3999) == peak_learning_rate(config) == pytest.approx((512 * 4000) ** -0.5)
 
 
+def test_noam_uses_the_base_width_of_mup():
+    """muP scales the rate of the base width by itself, so that it fits any width."""
+    words = ["optimizer.decay=noam", "optimizer.lr=1.0", "optimizer.warmup_steps=4000", "model.mup_base_width=256"]
+    for width in (256, 512):
+        config = load(ROOT / "configs/gpt2/small.yaml", [*words, f"model.width={width}", f"model.heads={width // 64}"])
+        assert peak_learning_rate(config) == pytest.approx((256 * 4000) ** -0.5)
+
+
 def test_halving_starts_when_the_validation_loss_rises():
     """CoVe (arXiv:1708.00107, section 4): from step 50 on, the rate is halved after each 20 steps."""
     optimizer = OptimizerConfig(lr=1.0, decay="halving", decay_steps=20, min_lr_ratio=0.1)

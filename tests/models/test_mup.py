@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from megaptm.config import Layout, OptimizerConfig, load
+from megaptm.config.mup_rules import mup_errors
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.models.head_costs import projected_norms
 from megaptm.models.model import Model
 from megaptm.models.mup import MupFactors, mup_factors
-from megaptm.spec import ModelSpec, Size
+from megaptm.spec import ModelSpec, Size, change
 from tests.engines import filled_engine
 from tests.layouts.cases import VOCABULARY, batch, losses_of, micro_batches
 from tests.models.tiny import tiny_spec
@@ -148,3 +151,15 @@ def test_narrow_table_needs_no_factor():
 def test_undefined_model_is_rejected(config, overrides, expected):
     with pytest.raises(UserError, match=expected):
         load(CONFIGS / f"{config}.yaml", ["model.mup_base_width=32", *overrides])
+
+
+@pytest.mark.parametrize("kind", ["layer-fixed", "rms-unit-offset"])
+def test_norm_without_factor_is_rejected(kind):
+    """The weight of the norm before the vocabulary is the multiplier of logits."""
+    config = load(CONFIGS / "gpt2/tiny.yaml", ["model.mup_base_width=32"])
+    gpt2 = CATALOGUE["gpt2"]
+    family = change(gpt2, stacks={"decoder": change(gpt2.last_block, norm={"kind": kind})})
+    spec = replace(spec_of("gpt2", 64, 32), family=family)
+    assert [*mup_errors(config, spec)] == [
+        "model.mup_base_width (32) is not defined for gpt2, whose norms have no weight, or 1 plus a weight: remove it."
+    ]
