@@ -72,7 +72,7 @@ class ResumeEvent(Event, kind="resume"):
 
 class FirstStepEvent(Event, kind="first-step"):
     """The first step after a start or resume is done, `seconds` after the command started, if known, and `step_seconds`
-    after the wait for its data began."""
+    after the wait for its data, or a late validation, began."""
 
     step: int
     seconds: float | None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,8 +16,8 @@ from megaptm.resilience.failures import LOST_PEER
 # SIGTERM: a scheduler or a user ends the job. SIGUSR1: Slurm's warning before the time limit. SIGINT: Ctrl-C. SIGHUP:
 # the terminal was closed.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-# Time to finish a wait that is almost over, so that a stop does not lose a validation, but does not wait for a dead
-# server.
+# Time to finish a wait or a validation that is almost over. A stop does not wait for a dead server, nor for minutes of
+# validation, after which a scheduler may have killed the run.
 GRACE_SECONDS = 3.0
 
 
@@ -44,6 +46,8 @@ class StopRequest:
     def __init__(self) -> None:
         self.name: str | None = None
         """Name of the first stop signal received."""
+        self._time = math.inf
+        """Time at which it was received."""
         self._old_handlers: dict[signal.Signals, Any] = {}
         self._interrupted = False
         self._may_interrupt = False
@@ -51,6 +55,11 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         return self.name is not None
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since a stop was requested; less than 0 without a request."""
+        return time.monotonic() - self._time
 
     def __enter__(self) -> StopRequest:
         for number in handled_signals(SIGNALS):
@@ -92,6 +101,7 @@ class StopRequest:
         self._interrupted = self._interrupted or number == signal.SIGINT
         if self._may_interrupt and not self.requested:
             signal.setitimer(signal.ITIMER_REAL, GRACE_SECONDS)
+        self._time = min(self._time, time.monotonic())
         self.name = self.name or signal.Signals(number).name
 
     def _on_grace_end(self, number: int, frame: FrameType | None) -> None:

@@ -84,10 +84,18 @@ def train(run: Training, *, start: int) -> int | None:
     if _stops_early(run):
         return 0
     inputs, read_error = _read_step(run, start) if start < run.end else (None, None)
+    if validates := _lacks_validation(run, start):
+        run.engine.set_loss_weights(weights_at(run.objective, start - 1))
+        read_error = _validate(run, start, read_error)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
     if error := _first_user_error(read_error or run.callbacks.take_error()):
         raise error
+    if validates:
+        is_complete, _ = any_rank_each(*run.callbacks.take_requests())  # the step is saved
+        if is_complete or start == run.end:
+            _save_checkpoint(run, start, wait=True)  # with the validation
+            return 0
     for step in range(start, run.end):
         rate = learning_rate_at(run.config, step, rose=run.checkpointer.held_out.rose)
         assert inputs is not None
@@ -272,15 +280,25 @@ def mean_losses(engine: TrainingEngine, batches: Iterator[Any]) -> dict[str, flo
     return {"loss": sum(engine.losses[name] * mean for name, mean in means.items()), **means}
 
 
+def _lacks_validation(run: Training, step: int) -> bool:
+    """Whether the checkpoint from which the run continues was saved without the validation of its step: a signal or an
+    error came first, or the config had another interval. The same on all ranks."""
+    every = run.config.train.validate_every
+    is_due = step > 0 and every is not None and step % every == 0
+    return is_due and step not in run.checkpointer.held_out.losses.get("loss", {})
+
+
 def _validate(run: Training, step: int, read_error: Exception | None) -> Exception | None:
-    """Validate, unless some process cannot read its batches. Return the exception of this process, if any."""
+    """Validate, unless some process cannot read its batches, or must stop. Return the exception of this process, if
+    any."""
+    may_stop = step != run.end  # else the run, or its phase, is complete, and no job makes up for the validation
     try:
         with run.during("validation"):
-            of_mix = mean_losses(run.engine, _validation_batches(run, "", read_error))
+            of_mix = mean_losses(run.engine, _validation_batches(run, "", read_error, may_stop=may_stop))
         means = dict(of_mix)
         for name in run.config.data.validation_sets:
             with run.during("validation"):  # each set has the time that the watchdog allows for one
-                own = mean_losses(run.engine, _validation_batches(run, name, read_error))
+                own = mean_losses(run.engine, _validation_batches(run, name, read_error, may_stop=may_stop))
             means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}
     except _UnreadableError as error:
         return error.own
@@ -294,7 +312,8 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
     diverged = next((value for value in of_mix.values() if not math.isfinite(value)), None)
     if any_rank(diverged is not None):
         _finish_saving(run)
-        raise DivergedError(f"the validation loss after step {step} is {diverged}, so it was not saved; {REMEDY}")
+        not_saved = "" if step == run.checkpointer.step else ", so it was not saved"
+        raise DivergedError(f"the validation loss after step {step} is {diverged}{not_saved}; {REMEDY}")
     return None
 
 
@@ -307,7 +326,7 @@ def _stops_early(run: Training) -> bool:
 
 
 class _UnreadableError(Exception):
-    """Raised on all ranks if some rank cannot read its validation batches."""
+    """Raised on all ranks if some rank cannot read its validation batches, or must stop."""
 
     def __init__(self, own: Exception | None) -> None:
         self.own = own
@@ -315,11 +334,14 @@ class _UnreadableError(Exception):
         super().__init__()
 
 
-def _validation_batches(run: Training, name: str, read_error: Exception | None) -> Iterator[Any]:
+def _validation_batches(
+    run: Training, name: str, read_error: Exception | None, *, may_stop: bool = False
+) -> Iterator[Any]:
     """Yield the batches of a validation set, equally many on all ranks, each when all have read it; only one is held in
     memory.
 
-    Raise _UnreadableError on all ranks if one cannot read a batch.
+    Raise _UnreadableError on all ranks if one cannot read a batch, or is to stop. Without `may_stop`, only the time of
+    reading counts.
     """
     batches: Iterator[Any] | None = None
     batch, waited = None, 0.0
@@ -332,7 +354,7 @@ def _validation_batches(run: Training, name: str, read_error: Exception | None) 
                     batch = next(batches, END_OF_BATCHES)
                 # The grace period applies to each batch; this limits the sum.
                 waited += time.monotonic() - start_time if run.stop.requested else 0.0
-                if waited > GRACE_SECONDS:
+                if waited > GRACE_SECONDS or (may_stop and run.stop.seconds > GRACE_SECONDS):
                     raise StopError
         except LostWorkerError as error:
             read_error = explain_loss(error, run.config)

@@ -134,9 +134,10 @@ class StepReport(Callback):
             or len(self.objective.weights_by_step) < len(self.objective.losses)
         )
         self._since_step, self._since = start, SecondsSpent(**asdict(self.seconds))
-        self._before_phase = self._since
         self._time_left: TimeLeft | None = None
         """Set after the first step of the job, or of the phase."""
+        self._before_estimate = self._since
+        """Seconds spent before the remaining time is estimated."""
 
     def on_step_end(self, run: RunState, result: StepResult) -> None:
         """Record the metrics of an optimizer step."""
@@ -145,11 +146,12 @@ class StepReport(Callback):
         if not self._has_started:
             self._has_started = True
             seconds = seconds_since_launch(self.run)
-            step_seconds = round(self.seconds.productive + self.seconds.data, 3)
+            step_seconds = round(sum(asdict(self.seconds).values()), 3)
             self.events.write(FirstStepEvent(step=step, seconds=seconds, step_seconds=step_seconds))
             self._screen.first_step(step, seconds)
         if self._time_left is None:
             self._time_left = TimeLeft(self.config, step)
+            self._before_estimate = SecondsSpent(**asdict(self.seconds))
         self._report_epochs(step)
         self._report_weights(step)
         if result.spike is not None:
@@ -215,8 +217,8 @@ class StepReport(Callback):
 
     def _seconds_left(self, step: int, step_seconds: float) -> float:
         assert self._time_left is not None
-        validation = self.seconds.validation - self._before_phase.validation
-        checkpoint = self.seconds.checkpoint - self._before_phase.checkpoint
+        validation = self.seconds.validation - self._before_estimate.validation
+        checkpoint = self.seconds.checkpoint - self._before_estimate.checkpoint
         return self._time_left.estimate(step, step_seconds, validation=validation, checkpoint=checkpoint)
 
     def _count_tokens(self, step: int, samples: int) -> dict[str, float]:

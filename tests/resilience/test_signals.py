@@ -60,6 +60,15 @@ def test_handlers_are_restored():
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
 
 
+def test_seconds_count_from_the_first_stop_signal():
+    with StopRequest() as stop:
+        assert stop.seconds < 0
+        send(signal.SIGTERM)
+        seconds = stop.seconds
+        send(signal.SIGUSR1)
+        assert stop.seconds >= seconds >= 0
+
+
 def test_late_signals_are_ignored():
     before = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:

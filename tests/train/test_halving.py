@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from megaptm.resilience.events import read_events
 from megaptm.run.held_out import HeldOutLoss
 from megaptm.track import read_metrics
 from tests.drills.program import arguments, losses
@@ -37,23 +38,44 @@ def test_first_rise_of_validation_loss_is_stored(validation_losses, rose):
     assert again == held_out
 
 
-def test_halving_schedule_is_the_same_after_resume(real_corpus, tmp_path):
-    corpus = real_corpus("byte-bpe")
+def train(run, corpus, *more, code=0):
+    """Train a run; return its learning rates and validation losses by step."""
+    megaptm("train", *arguments("gpt2", run, corpus, *SHORT, *more), code=code)
+    records = read_metrics(run)
+    return (
+        {record["step"]: record["learning_rate"] for record in records if "learning_rate" in record},
+        {record["step"]: record["validation/loss"] for record in records if "validation/loss" in record},
+    )
 
-    def train(name, *more, code=0):
-        megaptm("train", *arguments("gpt2", tmp_path / name, corpus, *SHORT, *more), code=code)
-        records = read_metrics(tmp_path / name)
-        rates = {record["step"]: record["learning_rate"] for record in records if "learning_rate" in record}
-        return rates, {record["step"]: record["validation/loss"] for record in records if "validation/loss" in record}
 
-    rates, held_out = train("whole")
+@pytest.fixture(scope="module")
+def uninterrupted(real_corpus, tmp_path_factory):
+    """Uninterrupted run, its learning rates and validation losses."""
+    run = tmp_path_factory.mktemp("halving") / "whole"
+    return run, *train(run, real_corpus("byte-bpe"))
+
+
+def test_halving_schedule_is_the_same_after_resume(uninterrupted, real_corpus, tmp_path):
+    run, rates, held_out = uninterrupted
     measured = sorted(held_out)
     rose = next((step for before, step in pairwise(measured) if held_out[step] > held_out[before]), 99)
     expected = {step: 2.0 if step <= rose else 2.0 * 0.5 ** (1 + (step - 1 - rose) // 3) for step in range(1, 13)}
     assert rose < 12, held_out
     assert rates == pytest.approx(expected)
     stop = rose + 1  # the checkpoint must contain the rise: no later loss exceeds the previous one
-    train("cut", f"train.stop_at={stop}", code=75)
-    again, _ = train("cut")
+    train(tmp_path / "cut", real_corpus("byte-bpe"), f"train.stop_at={stop}", code=75)
+    again, _ = train(tmp_path / "cut", real_corpus("byte-bpe"))
     assert again == rates
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "cut") == losses(run)
+
+
+def test_resumed_run_makes_up_for_a_validation_that_a_stop_prevented(uninterrupted, real_corpus, tmp_path):
+    """The checkpoint of step 2 has no validation, as after a signal in it."""
+    run, rates, held_out = uninterrupted
+    cut = tmp_path / "cut"
+    train(cut, real_corpus("byte-bpe"), "train.stop_at=2", "train.validate_every=12", code=75)
+    assert train(cut, real_corpus("byte-bpe")) == (rates, held_out)
+    assert losses(cut) == losses(run)
+    first = [event for event in read_events(cut) if event["kind"] == "first-step"][-1]
+    [late] = [record for record in read_metrics(cut) if record.get("step") == 2 and "validation_seconds" in record]
+    assert first["step_seconds"] > late["validation_seconds"], "it does not count as start-up"

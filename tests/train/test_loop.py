@@ -1,4 +1,4 @@
-"""Training loop with failing validation data."""
+"""Training loop: validation whose data fail, that a stop ends, and that is made up for."""
 
 import errno
 from contextlib import nullcontext
@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from megaptm.errors import UserError
+from megaptm.resilience.signals import StopError
+from megaptm.run.held_out import HeldOutLoss
 from megaptm.train import loop
+from megaptm.train.early_stop import EarlyStop
 
 
 @pytest.mark.parametrize(
@@ -25,7 +28,11 @@ def test_unreadable_validation_data_is_returned_as_an_error(monkeypatch, error, 
     monkeypatch.setattr(loop, "any_rank", bool)
     stop = SimpleNamespace(interrupt_waits=nullcontext)
     run = SimpleNamespace(
-        during=lambda phase: nullcontext(), stop=stop, validation_batches=held_out, engine=SimpleNamespace(losses={})
+        during=lambda phase: nullcontext(),
+        stop=stop,
+        validation_batches=held_out,
+        engine=SimpleNamespace(losses={}),
+        end=9,
     )
     result = loop._validate(run, 5, None)
     assert isinstance(result, UserError if isinstance(error, OSError) else RuntimeError)
@@ -49,9 +56,63 @@ def test_unreadable_batch_ends_validation_on_all_ranks(monkeypatch, fails_here):
         losses={"lm": 1.0},
         evaluate=lambda batch: evaluated.append(batch) or SimpleNamespace(losses={"lm": 1.0}, counts={"lm": 1}),
     )
-    stop = SimpleNamespace(interrupt_waits=nullcontext, requested=False)
-    run = SimpleNamespace(during=lambda phase: nullcontext(), stop=stop, validation_batches=held_out, engine=engine)
+    stop = SimpleNamespace(interrupt_waits=nullcontext, requested=False, seconds=-1.0)
+    run = SimpleNamespace(
+        during=lambda phase: nullcontext(), stop=stop, validation_batches=held_out, engine=engine, end=9
+    )
     result = loop._validate(run, 5, None)
     assert (str(result) == "c is damaged") if fails_here else result is None
     assert flags == [False, False, fails_here]
     assert evaluated == ["a", "b"]
+
+
+@pytest.mark.parametrize(("may_stop", "batches"), [(True, ["a"]), (False, ["a", "b"])])
+def test_stop_ends_a_validation_that_a_later_job_makes_up_for(monkeypatch, may_stop, batches):
+    """The validation of the last step goes on: the run is complete afterwards."""
+    monkeypatch.setattr(loop, "any_rank", bool)
+    stop = SimpleNamespace(interrupt_waits=nullcontext, requested=False, seconds=-1.0)
+    run = SimpleNamespace(stop=stop, validation_batches=lambda name: iter("ab"))
+    read = []
+    with pytest.raises(loop._UnreadableError) if may_stop else nullcontext() as caught:
+        for batch in loop._validation_batches(run, "", None, may_stop=may_stop):
+            read.append(batch)
+            stop.requested, stop.seconds = True, 60.0
+    assert read == batches
+    assert caught is None or isinstance(caught.value.own, StopError)
+
+
+def resume(monkeypatch, losses, *, end, stops=False):
+    """Continue a run at step 4 with these validation losses; return exit code, calls and weights of losses."""
+    calls, weights = [], []
+    monkeypatch.setattr(loop, "any_rank", bool)
+    monkeypatch.setattr(loop, "any_rank_each", lambda *own: own)
+    monkeypatch.setattr(loop, "all_gather_object", lambda own: [own])
+    monkeypatch.setattr(loop, "weights_at", lambda objective, step: {"lm": float(step)})
+    monkeypatch.setattr(loop, "_read_step", lambda run, step: (None, None))
+    monkeypatch.setattr(loop, "_validate", lambda run, step, error: calls.append(f"validate {step}"))
+    monkeypatch.setattr(loop, "_save_checkpoint", lambda run, step, wait: calls.append(f"save {step}"))
+    run = SimpleNamespace(
+        config=SimpleNamespace(train=SimpleNamespace(validate_every=2)),
+        end=end,
+        objective=None,
+        engine=SimpleNamespace(set_loss_weights=weights.append),
+        checkpointer=SimpleNamespace(early_stop=EarlyStop(None), held_out=HeldOutLoss(losses=losses)),
+        callbacks=SimpleNamespace(take_error=lambda: None, take_requests=lambda: (stops, False)),
+    )
+    return loop.train(run, start=4), calls, weights
+
+
+@pytest.mark.parametrize("losses", [{}, {"loss": {2: 2.0}}])
+def test_complete_run_without_its_last_validation_makes_up_for_it(monkeypatch, losses):
+    code, calls, weights = resume(monkeypatch, losses, end=4)
+    assert (code, calls) == (0, ["validate 4", "save 4"])
+    assert weights == [{"lm": 3.0}], "those of the last step"
+
+
+def test_complete_run_with_its_last_validation_does_nothing(monkeypatch):
+    assert resume(monkeypatch, {"loss": {4: 2.0}}, end=4) == (0, [], [])
+
+
+def test_stop_that_a_late_validation_requests_comes_before_the_next_step(monkeypatch):
+    code, calls, _ = resume(monkeypatch, {}, end=9, stops=True)
+    assert (code, calls) == (0, ["validate 4", "save 4"])
