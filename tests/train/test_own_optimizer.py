@@ -42,6 +42,14 @@ class Late(torch.optim.RMSprop):
                 state["late"] = state["square_avg"].clone()
 
 
+class Half(Whole):
+    state_tensors = {"mean": 0.0}
+
+    def step(self):
+        for weight in (weight for group in self.param_groups for weight in group["params"]):
+            self.state[weight]["mean"] = weight.grad.bfloat16()
+
+
 class Failing(Whole):
     def __init__(self, groups, lr):
         raise KeyError("groups")
@@ -122,6 +130,7 @@ def test_mistakes_have_a_sentence(code, real_corpus, more, sentence):
     [
         ("Undeclared", "`state_tensors` names [], and its state has ['square_avg', 'step']: correct square_avg."),
         ("Late", "its state has ['late', 'square_avg', 'step']: correct late."),
+        ("Half", "mean in its state must be a float32 tensor with one value for each element of a weight"),
         ("Failing", "optimizer.name (wrong_rules:Failing) failed (KeyError: 'groups'"),
         ("Broken", "optimizer.name (wrong_rules:Broken): step() failed (IndexError: moment, "),
         ("no_optimizer", "must return a torch.optim.Optimizer with the 2 groups that it is given"),

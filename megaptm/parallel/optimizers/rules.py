@@ -169,10 +169,11 @@ def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: Opti
                 f"{sorted(names)}: correct {name}."
             )
         for name in sorted(names - {STEP}):
-            if getattr(state[name], "shape", None) != part.key.shape:
+            kind, shape = getattr(state[name], "dtype", None), getattr(state[name], "shape", None)
+            if (kind, shape) != (torch.float32, part.key.shape):  # a resumed run would continue with another type
                 raise UserError(
-                    f"optimizer.name ({settings.name}): {name} in its state must be a tensor with one value for each "
-                    "element of a weight, because checkpoints divide it as weights."
+                    f"optimizer.name ({settings.name}): {name} in its state must be a float32 tensor with one value "
+                    "for each element of a weight, because checkpoints store and divide it as weights."
                 )
     return stateless
 
