@@ -394,7 +394,7 @@ class _ProgressBar:
     """Output of metrics for terminals: one progress line, with permanent lines above it."""
 
     def __init__(self, steps: int, start: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         from megaptm.console import Console
 
@@ -403,10 +403,11 @@ class _ProgressBar:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss [bold cyan]{task.fields[loss]}[/]  {task.fields[speed]}"),
-            TimeRemainingColumn(),
+            # The estimate of rich needs two steps in 30 s, and leaves out validations and checkpoints.
+            TextColumn("[progress.remaining]{task.fields[left]}"),
             console=Console(),
         )
-        self._task = self._progress.add_task("train", total=steps, completed=start, loss="...", speed="")
+        self._task = self._progress.add_task("train", total=steps, completed=start, loss="...", speed="", left="")
         self._progress.start()
 
     def advance(self, step: int) -> None:
@@ -418,7 +419,8 @@ class _ProgressBar:
 
     def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}"
-        self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed)
+        left = f"{format_duration(metrics['seconds_left'])} left"
+        self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed, left=left)
 
     def note(self, step: int, text: str) -> None:
         self._progress.console.print(f"step {step}: {text}", highlight=False)
@@ -447,4 +449,5 @@ class _ProgressBar:
         self._progress.console.print(f"step {step}: stopped: {reason}")
 
     def close(self) -> None:
+        self._progress.update(self._task, left="")
         self._progress.stop()

@@ -1,8 +1,11 @@
 """Steps that are recorded in the metrics."""
 
+import io
 import re
 
+from megaptm import console
 from megaptm.track import read_metrics
+from megaptm.train.metrics import _ProgressBar
 from tests.drills.program import arguments
 from tests.forked import megaptm
 
@@ -17,3 +20,15 @@ def test_first_and_last_step_are_recorded(real_corpus, tmp_path):
     each = rf"{number} \(mlm {number}, next-sentence {number}\)"
     assert re.search(rf"^step 10/12  loss {each}  lr", output, re.MULTILINE)
     assert re.search(rf"^step 12/12  validation loss {each}$", output, re.MULTILINE)
+
+
+def test_progress_bar_shows_the_remaining_time_of_the_run(monkeypatch):
+    """The estimate of rich needs two steps in 30 seconds, and leaves out validations and checkpoints."""
+    terminal = console.Console(file=io.StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr(console, "Console", lambda: terminal)
+    bar = _ProgressBar(100, start=40)
+    bar.step_metrics(41, {"loss": 2.0, "tokens_per_second": 1000.0, "seconds_left": 5400.0})
+    bar._progress.refresh()
+    assert "41/100" in terminal.file.getvalue()
+    assert "1:30:00 left" in terminal.file.getvalue()
+    bar.close()
