@@ -25,6 +25,7 @@ from megaptm.storage import (
     read_file,
     read_json_object,
     refuse_link,
+    remove_file,
     shown,
     upload,
 )
@@ -58,14 +59,37 @@ def copy_checkpoint(run: Path, step: int, target: str) -> int:
         name = path.name if folder else path.relative_to(run).as_posix()
         _copy_file(path, join_path(target, *filter(None, (folder, name))), hashes[path])
 
+    _withdraw_other(run, step, target, hashes[checkpoint.folder / MANIFEST])
     with ThreadPoolExecutor(THREADS) as threads:
         list(threads.map(copy, [path for path in hashes if path not in last]))
     for path in last:
         copy(path)
+    _write_latest(target, step)
+    return checkpoint.size
+
+
+def _withdraw_other(run: Path, step: int, target: str, sha256: str) -> None:
+    """Withdraw an earlier copy of the step at `target`, from which the run has returned, before its files are replaced:
+    mixed files are no checkpoint. `sha256`: hash of the new manifest."""
+    manifest = _manifest_at(target, step)
+    if not exists(manifest) or file_sha256(manifest) == sha256:
+        return
+    copied = (earlier for earlier in find_committed(run) if earlier < step and exists(_manifest_at(target, earlier)))
+    if (last := max(copied, default=None)) is None:
+        remove_file(join_path(target, FOLDER, LATEST))
+    else:
+        _write_latest(target, last)
+    remove_file(manifest)
+
+
+def _manifest_at(target: str, step: int) -> str:
+    return join_path(target, FOLDER, f"step-{step:08d}", MANIFEST)
+
+
+def _write_latest(target: str, step: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (latest := Path(folder, LATEST)).write_text(str(step))
         _copy_file(latest, join_path(target, FOLDER, LATEST), hash_file(latest))
-    return checkpoint.size
 
 
 def copies_location(config: Config) -> str | None:
@@ -123,7 +147,7 @@ def fetch_run(text: str, folder: Path) -> int:
         raise UserError(f"{text}: after @ comes a step, not {selector}: names and losses are only known to the run.")
     step = int(selector) if selector else last_copied_step(source)
     config = join_path(source, CONFIG)
-    if step is None or not exists(join_path(source, FOLDER, f"step-{step:08d}", MANIFEST)) or not exists(config):
+    if step is None or not exists(_manifest_at(source, step)) or not exists(config):
         raise UserError(f"{text} has no copied checkpoint{'' if step is None else f' of step {step}'}: check the URL.")
     if (folder / CONFIG).exists() and (folder / CONFIG).read_bytes() != read_file(config):
         raise UserError(f"{folder} has a {CONFIG} that is not that of {source}: choose a new folder.")

@@ -4,9 +4,15 @@ import shutil
 import threading
 
 import pytest
+import torch
 
+from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.checkpoint import copy
+from megaptm.errors import UserError
 from megaptm.resilience.events import Events, UploadEvent, read_events
+from megaptm.run import checkpoint_copy
+from megaptm.run.checkpoint_copy import copy_checkpoint, fetch_run
 from megaptm.run.uploads import TRUSTED
 from megaptm.storage import read_file
 from megaptm.train.copy_thread import CopyThread
@@ -101,3 +107,42 @@ def test_destination_of_a_run_folder_needs_permission(real_corpus, tmp_path, mon
     assert "is named only by the folder" in megaptm("train", run, "train.stop_at=null", code=2)
     megaptm("train", run, "train.stop_at=null", key)
     assert events_of(run, "upload")[-1]["step"] == STEPS
+
+
+def save(run, step, value):
+    """Save a checkpoint with one weight."""
+    store = Store(run, keep=9, fence=lambda: True)
+    store.prepare(step)
+    store.write(step, 0, [TensorPiece("weight/w", (4,), (0,), (4,), torch.full((4,), value))])
+    store.commit(step, {"value": value}, 1)
+    return store
+
+
+def test_replaced_copy_of_a_step_is_never_mixed(tmp_path, monkeypatch):
+    """The run returned to step 1 and saved step 2 again. The node is lost while that is copied."""
+    run, target = tmp_path / "run", str(tmp_path / "copies")
+    (run / "tokenizer").mkdir(parents=True)
+    (run / "config.yaml").write_text(f"run: {run}\n")
+    for step, value in ((1, 1.0), (2, 2.0)):
+        store = save(run, step, value)
+        copy_checkpoint(run, step, target)
+    store.abandon(2)
+    save(run, 2, 3.0)
+    copy_file = checkpoint_copy._copy_file
+
+    def lose_node(path, location, sha256):
+        if path.name.startswith("index"):
+            raise UserError("the node is lost")
+        copy_file(path, location, sha256)
+
+    monkeypatch.setattr(checkpoint_copy, "_copy_file", lose_node)
+    with pytest.raises(UserError, match="the node is lost"):
+        copy_checkpoint(run, 2, target)
+    monkeypatch.undo()
+    assert fetch_run(target, tmp_path / "back") == 1
+    assert Store(tmp_path / "back").newest().state == {"value": 1.0}
+    with pytest.raises(UserError, match="no copied checkpoint of step 2"):
+        fetch_run(f"{target}@2", tmp_path / "other")
+    copy_checkpoint(run, 2, target)
+    assert fetch_run(target, tmp_path / "again") == 2
+    assert Store(tmp_path / "again").newest().reader.read("weight/w").tolist() == [3.0] * 4
