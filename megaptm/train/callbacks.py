@@ -33,7 +33,7 @@ class RunState:
     step: int = 0
     """Number of finished steps."""
     learning_rate: float = 0.0
-    """Learning rate of the last step."""
+    """Learning rate of the last step; 0 before the first one of a job."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of this step that callbacks have recorded so far."""
     wants_save: bool = False
