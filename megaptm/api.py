@@ -93,7 +93,7 @@ def build_model(
 
 
 def _check_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device of a model, if PyTorch can use it; None for None."""
+    """Return a device as `torch.device`, after a test that PyTorch can use it. None stays None."""
     import torch
 
     if device is None:

@@ -110,7 +110,7 @@ def keep_freed_memory() -> None:
 
 
 def _replace_kernel(library: Library, name: str, kernel: Callable[..., Any]) -> None:
-    """Replace a kernel of torch for CPU tensors. `kernel` gets the original one, to call it, before its arguments."""
+    """Replace a kernel of torch for CPU tensors. The first argument of `kernel` is the replaced kernel."""
     original = get_kernel(f"aten::{name}", "CPU")
 
     def call(keys: Any, *args: Any, **options: Any) -> Any:

@@ -36,7 +36,8 @@ class ExtensionSection(Section):
         return config
 
     def errors(self, config: Any) -> Iterator[str]:
-        """Yield broken rules of the section. Only called if family and size in section `model` are valid names."""
+        """Yield an error for each broken rule of the section. Only called if family and size in section `model` are
+        valid names."""
         yield from ()
 
     def with_resolved_sizes(self, config: Any) -> Any:

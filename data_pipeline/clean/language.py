@@ -32,7 +32,7 @@ class TagLanguage:
     language and probability. Default: py3langid, with ISO 639-1 codes (`en`, `zh`)."""
 
     def input_files(self) -> tuple[str, ...]:
-        """Return the file of the model."""
+        """Return the path of the model's file."""
         return () if self.model is None else model_inputs(self.model, "tag-language")
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
@@ -64,7 +64,7 @@ class KeepLanguage:
             _check_thresholds(self.thresholds, "thresholds")
 
     def input_files(self) -> tuple[str, ...]:
-        """Return the files of the model and of the thresholds."""
+        """Return the paths of the files with the model and the thresholds."""
         table = (self.thresholds,) if isinstance(self.thresholds, str) else ()
         return (*table, *(() if self.model is None else model_inputs(self.model, "keep-language")))
 

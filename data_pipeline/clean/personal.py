@@ -40,7 +40,7 @@ class TagPersonal:
         require_minimum(0, self, STEP, "max_count")
 
     def input_files(self) -> tuple[str, ...]:
-        """Return the file of the patterns."""
+        """Return the path of the file with the patterns."""
         return (self.table or TABLE,)
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:

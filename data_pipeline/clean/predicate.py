@@ -23,7 +23,7 @@ class KeepIf(Filter):
         require(is_function(self.call), f"keep-if: call ({self.call}) must be written `package.module:function`.")
 
     def input_files(self) -> tuple[str, ...]:
-        """Return the file of the filter function's module. Modules that it imports are not tracked."""
+        """Return the path of the module that defines the filter function. Modules that it imports are not tracked."""
         file = function_source_file(self.call, "keep-if")
         return () if file is None else (file,)
 

@@ -31,7 +31,7 @@ class ScoreQuality:
         require(bool(self.note), "score-quality: note is empty: name it.")
 
     def input_files(self) -> tuple[str, ...]:
-        """Return the file of the model, or that of the function's module."""
+        """Return the path of the model's file, or of the module that defines the function."""
         return model_inputs(self.model, "score-quality")
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:

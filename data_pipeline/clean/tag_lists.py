@@ -33,7 +33,7 @@ class TagLists:
         require_shares(self, "tag-lists", "max_share")
 
     def input_files(self) -> tuple[str, ...]:
-        """Return the files of the lists."""
+        """Return the paths of the files with the lists."""
         return tuple(self.lists.values())
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:

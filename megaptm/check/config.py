@@ -11,8 +11,8 @@ from megaptm.plan.count import count_parameters
 
 
 def check_config(case: CheckInput) -> Iterator[Finding]:
-    """Check the config: yield each broken rule. If there is none, yield the model with its layout, and warnings about
-    scheduled changes."""
+    """Check the config: yield a finding for each broken rule. If there is none, yield the model with its layout, and
+    warnings about scheduled changes."""
     yield from (Finding("config", "fault", mistake) for mistake in case.config_errors)
     if case.config_errors:
         return

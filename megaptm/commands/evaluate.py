@@ -103,7 +103,7 @@ def evaluate(
     if as_json:
         print_json(result.to_json() | {key: value for part in further_results for key, value in part.to_json().items()})
     else:
-        evaluation.show(result, Console())
+        evaluation.show_evaluation(result, Console())
         for further_result in further_results:
             further_result.show(Console())
     sys.stdout.flush()

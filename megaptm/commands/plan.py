@@ -88,19 +88,19 @@ def plan(
         )
     else:
         from megaptm.console import Console
-        from megaptm.plan.show import show, show_dry, show_phases
+        from megaptm.plan.show import show_dry_run, show_phase_plans, show_plan
 
         if len(plans) == 1:
-            show(plans[0], Console())
+            show_plan(plans[0], Console())
         else:
-            show_phases(plans, Console())
+            show_phase_plans(plans, Console())
         if layout_overrides:
             from shlex import quote
 
             pasted = " ".join(map(quote, layout_overrides))
             echo(f"\nThe fastest layout, to paste after the config:\n  {pasted}")
         if dry:
-            show_dry(dry, Console())
+            show_dry_run(dry, Console())
     if dry and not dry.agrees_with_plan:
         raise SystemExit(EXIT_FAILURE)
 

@@ -11,7 +11,7 @@ from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.schema import Config, RampConfig
 from megaptm.config.yamls import flatten
 from megaptm.families import find_family
-from megaptm.objectives.compose import is_continuation
+from megaptm.objectives.compose import is_continued_objective
 from megaptm.spec import LayerlessFamily
 
 PACED = ("inverse", "halving")
@@ -75,7 +75,7 @@ def find_changes(previous: Config, config: Config, done: int) -> Iterator[Config
             case OnResume.LATER if key == "phases":
                 continue  # later ones may change; those that have begun have set other keys
             case OnResume.LATER if key == "objective":
-                if is_continuation(previous.objective, config.objective, done):
+                if is_continued_objective(previous.objective, config.objective, done):
                     continue
                 note = f" (shares and weights from step {done} on may change)"
             case OnResume.LATER if key == "optimizer.restarts":

@@ -25,7 +25,7 @@ def set_of(metric: str) -> str:
 
 
 def validation_errors(config: Config) -> Iterator[str]:
-    """Yield broken rules of validation, early stopping and the best checkpoints."""
+    """Yield an error for each broken rule of validation, early stopping and the best checkpoints."""
     for rules in (_set_errors, _metric_errors, _keep_errors, _stop_errors):
         yield from rules(config)
 

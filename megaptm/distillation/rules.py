@@ -55,8 +55,8 @@ def _teacher_step(config: Config, distill: DistillConfig) -> int | None:
 
 
 def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:
-    """Yield broken rules of the config section `distill`. The relation of student and teacher is checked only if both
-    are valid."""
+    """Yield an error for each broken rule of the config section `distill`. The relation of student and teacher is
+    checked only if both are valid."""
     if isinstance(family := find_family(config.model.family), LayerlessFamily):
         yield f"distill: {config.model.family} is a family of {family.title}, which cannot be distilled; remove it."
         return
@@ -118,7 +118,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
 
 
 def teacher_errors(config: Config) -> Iterator[str]:
-    """Yield broken rules of the teacher's model by itself."""
+    """Yield an error for each broken rule of the teacher's model by itself."""
     distill = distill_section(config)
     assert distill is not None
     if not distill.model:
@@ -139,7 +139,7 @@ def teacher_errors(config: Config) -> Iterator[str]:
 
 
 def distillation_errors(config: Config) -> Iterator[str]:
-    """Yield broken rules of the combination of student and teacher."""
+    """Yield an error for each broken rule of the combination of student and teacher."""
     distill, student, teacher = distill_section(config), resolve_model(config), model_spec(teacher_model(config))
     assert distill is not None
     if not any(getattr(distill, hook) for hook in HOOKS):

@@ -206,7 +206,7 @@ def record(config: Config, evaluation: Evaluation) -> Path:
     return run / FILE
 
 
-def show(evaluation: Evaluation, console: Console) -> None:
+def show_evaluation(evaluation: Evaluation, console: Console) -> None:
     """Print the table of an evaluation with a row for the model and each baseline, for each loss."""
     several, bits = len(evaluation.losses) > 1, evaluation.bytes_per_token is not None
     table = Table(box=None, pad_edge=False)

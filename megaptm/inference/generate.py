@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from megaptm.errors import UserError
 from megaptm.inference.prompt import (
-    encode_with_special,
+    encode_prompt,
     generating_stack,
     prepare_prompt,
     read_prompt,
@@ -251,8 +251,8 @@ def enable_cache(stack: Stack) -> Iterator[KeyValueCache]:
 
 
 def fill_holes(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Sampling) -> str:
-    """Fill the holes of a prompt: return it with its sentinels (T5's `<extra_id_0>` ...) replaced by generated text, or
-    the output for a text with masks (BART) or without."""
+    """Return a prompt whose sentinels (T5's `<extra_id_0>` ...) are replaced by generated text. Without sentinels, as
+    for BART's masks, return the complete output of the decoder."""
     return "".join(text for text, _ in fill_parts(loaded, prompt, tokens=tokens, sampling=sampling))
 
 
@@ -334,7 +334,7 @@ def predict_masks(loaded: TrainedModel, prompt: str, *, guesses: int) -> list[li
     if special.mask is None:
         raise UserError(f"the tokenizer {loaded.tokenizer_folder} has no mask token, which guess needs.")
     mask, task = tokenizer.name(special.mask), loaded.config.built_objective.task_for_prompt("masks")
-    ids = task.add_special_tokens(encode_with_special(tokenizer, prompt, (special.mask,)), special)
+    ids = task.add_special_tokens(encode_prompt(tokenizer, prompt, (special.mask,)), special)
     if special.mask not in ids:
         raise UserError(f"the prompt needs a {mask} for the model to predict: 'The {mask} sat on the mat.'")
     if loaded.spec.max_text_length is not None and len(ids) > loaded.spec.max_text_length:

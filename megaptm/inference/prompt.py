@@ -94,7 +94,7 @@ def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
         "sentinels": special.sentinels,
     }
     for kind in (prompt_kind for prompt_kind in prompts if prompt_kind != "text"):
-        ids = encode_with_special(tokenizer, prompt, holes[kind])
+        ids = encode_prompt(tokenizer, prompt, holes[kind])
         present = [id_ for id_ in ids if id_ in holes[kind]]
         if kind == "sentinels" and present != [*special.sentinels[: len(present)]]:
             raise UserError(HOLES_MESSAGE)
@@ -127,7 +127,7 @@ def prepare_prompt(loaded: TrainedModel, kind: Prompt, ids: list[int], tokens: i
     return text, decoder_ids, tokens
 
 
-def encode_with_special(tokenizer: Tokenizer, text: str, special_ids: tuple[int, ...]) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, text: str, special_ids: tuple[int, ...]) -> list[int]:
     """Return the ids of a prompt, in which names of `special_ids` such as `<mask>` stand for these tokens."""
     ids = {tokenizer.name(id_): id_ for id_ in special_ids}
     # Longest first: <extra_id_1> must not match in <extra_id_10>.

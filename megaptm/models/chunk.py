@@ -1,4 +1,4 @@
-"""Division of a model's layers (all stacks, end to end) into chunks for pipeline stages."""
+"""Division of a model's layers (of all stacks, one stack after another) into chunks for pipeline stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaptm.spec import ModelSpec
 
 @dataclass(frozen=True)
 class ModelChunk:
-    """Chunk of a model for a pipeline stage: consecutive layers of all stacks, end to end."""
+    """Chunk of a model for a pipeline stage: consecutive layers, counted from the first stack to the last."""
 
     layers: dict[str, range]
     """Indices of the layers of each stack in this chunk of the model."""

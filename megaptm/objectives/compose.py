@@ -90,7 +90,7 @@ def _objective_without_samples(
     return built[label]
 
 
-def is_continuation(before: str | Mapping[str, Any], after: str | Mapping[str, Any], step: int) -> bool:
+def is_continued_objective(before: str | Mapping[str, Any], after: str | Mapping[str, Any], step: int) -> bool:
     """Whether two objectives of a config are equal before a step, and later differ in shares or weights only."""
     if isinstance(before, str) and before == after:
         return True

@@ -25,7 +25,7 @@ def shipped_plans() -> Iterator[tuple[str, Plan]]:
                     yield f"{family}/{path.stem}{f', {plan.steps_title}' if len(plans) > 1 else ''}", plan
 
 
-def markdown() -> str:
+def layouts_table() -> str:
     """Return the table of layouts in docs/layouts.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
     return "\n".join([*lines, *(_layout_row(name, made) for name, made in shipped_plans())])
@@ -44,4 +44,4 @@ def _layout_row(name: str, made: Plan) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown())
+    print(layouts_table())

@@ -18,7 +18,7 @@ from megaptm.plan.step import PARTS
 GIB = 2**30
 
 
-def show(plan: Plan, console: Console) -> None:
+def show_plan(plan: Plan, console: Console) -> None:
     """Print the whole plan of a run."""
     work, layout = plan.work, plan.work.layout
     machines = f"{plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
@@ -40,11 +40,11 @@ def show(plan: Plan, console: Console) -> None:
     _print_run(plan, console)
 
 
-def show_phases(plans: Sequence[Plan], console: Console) -> None:
+def show_phase_plans(plans: Sequence[Plan], console: Console) -> None:
     """Print the plan of each phase of a run, and their sums."""
     for plan in plans:
         console.print(Text(f"Phase of {plan.steps_title}", style="bold underline"))
-        show(plan, console)
+        show_plan(plan, console)
         console.print()
     table = Table(title="All phases", title_justify="left", box=None, pad_edge=False)
     for name in ("", "tokens", "a step", "memory", "with failures", "device hours"):
@@ -188,7 +188,7 @@ def show_search(result: Search, console: Console, *, usable: float) -> None:
     console.print()
 
 
-def show_dry(dry: DryRunReport, console: Console) -> None:
+def show_dry_run(dry: DryRunReport, console: Console) -> None:
     """Print the counts of a dry run's ranks, and the planned ones."""
     table = Table(title="\nDry run", title_justify="left", box=None, pad_edge=False)
     for name in ("rank", "stage", "parameters", "planned", "FLOPs of a micro-batch"):

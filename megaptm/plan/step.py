@@ -115,7 +115,7 @@ def estimate_step(machine: Machine, work: Workload, stages: Sequence[CountedStag
             _data_seconds(machine, work, stage, stage_passes)
             for stage, stage_passes in zip(stages, passes, strict=True)
         )
-        + _feature_seconds(machine, work),
+        + _contrastive_seconds(machine, work),
         optimizer=max(_optimizer_seconds(machine, work, stage) for stage in stages),
         host=max(0.0, launching - compute.total - slowest_passes.recompute.total),
         flops=work.flops,
@@ -263,7 +263,7 @@ def _sharding_ranks(machine: Machine, work: Workload) -> int:
     return neighbors_inside(machine, ranks=layout.replicas, stride=layout.tensor)
 
 
-def _feature_seconds(machine: Machine, work: Workload) -> float:
+def _contrastive_seconds(machine: Machine, work: Workload) -> float:
     """Return the planned seconds to gather float32 features of all samples over data ranks, and to scatter their
     gradient, for contrastive losses."""
     layout, sizes = work.layout, [4.0 * work.batch * head.features for head in work.contrastive_heads]

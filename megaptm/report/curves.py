@@ -199,8 +199,8 @@ def _split_repeated(records: Sequence[Mapping[str, Any]]) -> list[list[Mapping[s
 
 
 def other_panels(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return panels of further metrics: norms, seconds of ranks, and those that callbacks recorded, one for each first
-    part of their names."""
+    """Return panels of further metrics: norms, seconds of ranks, and metrics of callbacks. Metrics whose names
+    have the same first part share a panel."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for key in dict.fromkeys(key for record in records for key in record):
         group, _, name = key.partition("/")

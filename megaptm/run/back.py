@@ -71,7 +71,7 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         returned, continued = (
             UncheckedConfig.read_run(Path(folder, CONFIG), typed).load() for typed in ((), overrides)
         )
-    compare_configs(returned, continued, change=change, done=step).refuse()
+    compare_configs(returned, continued, change=change, done=step).refuse_changes()
     if (run / SCRIPT).exists():
         refuse_queued(run)
     with RunLock(run, file=LAUNCH_FILE), RunLock(run) as lock, Events(run, fence=lock.require_held) as events:

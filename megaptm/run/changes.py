@@ -84,7 +84,7 @@ class ConfigComparison:
                     f"{event.rate_before:.3g}"
                 )
 
-    def refuse(self) -> None:
+    def refuse_changes(self) -> None:
         """Raise `UserError` with every key of the config that may not change."""
         if len(self.changes) == 1:
             raise UserError(self.faults[0])

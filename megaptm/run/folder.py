@@ -267,7 +267,7 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
         if (run / CONFIG).exists() and has_checkpoint(run):
             previous = enter_due_phases(run, load_run(run / CONFIG), events)
             resumption = compare_configs(previous, config, change=change)
-            resumption.refuse()
+            resumption.refuse_changes()
             _record_changes(resumption, events)
         write_atomically(run / CONFIG, config_to_yaml(config).encode())
     return run

@@ -51,11 +51,11 @@ class LayerlessFamily(ABC):
 
     @abstractmethod
     def config_errors(self, config: Any) -> Iterator[str]:
-        """Yield every broken rule of a config of the family."""
+        """Yield an error for each broken rule of a config of the family."""
 
     @abstractmethod
     def model_errors(self, model: Any) -> Iterator[str]:
-        """Yield every broken rule of the section `model` of the family."""
+        """Yield an error for each broken rule of the section `model` of the family."""
 
     @abstractmethod
     def build_engine(self, config: Any, spec: Any, corpora: Any, *, timeout_minutes: float) -> Any:

@@ -15,7 +15,7 @@ from data_pipeline.inspection import _document_source
 from megaptm.data import open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.errors import UserError
-from megaptm.inference.evaluate import EvaluatedLoss, Evaluation, show
+from megaptm.inference.evaluate import EvaluatedLoss, Evaluation, show_evaluation
 from megaptm.inference.loaded_model import load_model
 from megaptm.report.summary import _time_table
 from megaptm.resilience.events import last_saved_step, read_events
@@ -171,7 +171,7 @@ def test_tokenizer_parts_without_a_type():
 def test_infinite_perplexity_is_printed():
     losses = {"mlm": EvaluatedLoss(num_labels=1, model=800.0, unigram=2.0, uniform=3.0)}
     evaluation = Evaluation("run", 1, "masked-lm", {}, 1, losses, {"mlm": 1.0}, None)
-    show(evaluation, Console(file=(output := io.StringIO())))
+    show_evaluation(evaluation, Console(file=(output := io.StringIO())))
     assert "800.0000         inf" in output.getvalue()
 
 

@@ -115,7 +115,7 @@ def test_split_and_join_words():
     [
         (
             {"verbs": meanings_of("runs")},
-            "rewriting: 'verbs' is not a kind of phrases: use objects, attributes, relations.",
+            "rewriting: 'verbs' is not a kind of phrase: use objects, attributes, relations.",
         ),
         ({"objects": [[]]}, "rewriting: meaning 0 of the objects has no phrases: add one, or remove the meaning."),
         ({"objects": [[()]]}, "rewriting: a phrase of the objects has no words: remove it."),

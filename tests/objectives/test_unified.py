@@ -278,7 +278,7 @@ INVALID_FILES = {
     "nothing": ("[1]", "it has no meanings"),
     "no list": ('{"continuations": [], "meanings": {"objects": [3]}}', "a meaning in it is not a list of phrases"),
     "words": ('{"continuations": [], "meanings": {"objects": [["dog"]]}}', "not a list of token ids"),
-    "kind": ('{"continuations": [], "meanings": {"verbs": [[[1]]]}}', "'verbs' is not a kind of phrases"),
+    "kind": ('{"continuations": [], "meanings": {"verbs": [[[1]]]}}', "'verbs' is not a kind of phrase"),
     "cut": ('{"continuations": [', "Expecting value"),
     "deep": ("[" * 100_000, r"is not a table of meanings \(maximum recursion depth exceeded"),
 }

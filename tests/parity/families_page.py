@@ -33,8 +33,8 @@ HEAD = """# Families
     megaptm families bert                      # sizes, objectives, layouts
     megaptm plan configs/bert/large.yaml       # memory and time of a run
 
-A family is a table in `megaptm/families/`. `configs/` has a config for every published size, and one that is tiny,
-except for `xl-literal` and `13b-literal`, which have the sizes of GPT-3's table exactly as printed.
+A family is a table in `megaptm/families/`. `configs/` has a tiny config of each family, and one for every published
+size except `xl-literal` and `13b-literal`, which are the sizes of GPT-3's table exactly as printed.
 `python -m tests.parity.families_page` generates this page.
 
 | column | meaning |

@@ -8,7 +8,7 @@ import pytest
 from megaptm.config import UncheckedConfig, load
 from megaptm.config.read import phase_configs
 from megaptm.families import CATALOGUE
-from megaptm.plan.layouts import MACHINE, markdown
+from megaptm.plan.layouts import MACHINE, layouts_table
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan
 from megaptm.plan.search import Candidate, search_layouts
@@ -88,4 +88,4 @@ def test_default_layout_has_the_fewest_devices():
 
 def test_page_shows_the_table():
     page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8")
-    assert markdown() in page, "run python -m megaptm.plan.layouts and put its table into docs/layouts.md"
+    assert layouts_table() in page, "run python -m megaptm.plan.layouts and put its table into docs/layouts.md"

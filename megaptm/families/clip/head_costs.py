@@ -60,8 +60,8 @@ class ImageTextHeadCosts(ContrastHeadCosts):
         return super().multiply_adds(1)
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the bytes of comparing images with texts for a part of the samples: the backward pass recomputes their
-        comparisons, part by part."""
+        """Return the peak bytes of the comparison of images with texts. The backward pass recomputes the comparison
+        for a part of the samples at a time."""
         return super().compare_bytes(min(own, ROWS_COMPARED), rows)
 
 

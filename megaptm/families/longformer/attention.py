@@ -36,7 +36,8 @@ class WindowAttention(SelfAttention):
         positions_BG: Tensor | None = None,
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of window attention, [S, B, H*K]. `mask`: numbers of a batch (`Mask.numbers`)."""
+        """Return the output of window attention, [S, B, H*K]. `mask`: document ids, attention order and global
+        tokens of the batch (`Mask.numbers`)."""
         q, k, v = self._rotate_queries_and_keys(*self._project(x_SBD, keys, mask), position_state)
         global_qkv = None
         if self.attend.has_global_tokens(mask):

@@ -13,7 +13,7 @@ NORM_RULES = tuple(
 )
 
 
-def full_layers(config: Mapping[str, Any]) -> list[str]:
+def _full_attention_layers(config: Mapping[str, Any]) -> list[str]:
     """Return the kinds of layers of a model without windows."""
     return ["full_attention"] * config["num_hidden_layers"]
 
@@ -22,7 +22,12 @@ QWEN3 = replace(
     LLAMA,
     family="qwen3",
     model="Qwen3ForCausalLM",
-    fixed={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False, "layer_types": full_layers},
+    fixed={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "layer_types": _full_attention_layers,
+    },
     optional_fields=frozenset({"layer_types"}),
     rules=(*LLAMA.rules, *NORM_RULES),
     special_ids={"bos_token_id": 151_643, "eos_token_id": 151_645},

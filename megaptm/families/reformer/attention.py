@@ -78,7 +78,7 @@ class HashedAttend(AttentionCore):
             )
 
     def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
-        """Return the output of LSH attention, [S, B, H*K]. `numbers` as in `Mask.numbers`."""
+        """Return the output of LSH attention, [S, B, H*K]. `numbers`: document ids of the batch (`Mask.numbers`)."""
         length, chunk = len(q_SBHK), self.costs.chunk if buckets_BHRS is not None else len(q_SBHK)
         q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
         documents = None if numbers is None else numbers[0]
@@ -143,7 +143,8 @@ class HashedAttention(AttentionModule):
     def forward(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
     ) -> Tensor:
-        """Return the output of the LSH self-attention layer, [S, B, D]. `mask`: numbers of a batch (`Mask.numbers`)."""
+        """Return the output of the LSH self-attention layer, [S, B, D]. `mask`: document ids of the
+        batch (`Mask.numbers`)."""
         assert keys is None, "keys are queries"
         return self.reuse(x_SBD, mask, position_state, None)[0]
 

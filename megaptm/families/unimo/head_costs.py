@@ -36,8 +36,8 @@ class CrossModalHeadCosts(ContrastHeadCosts):
         return {}
 
     def compare_bytes(self, own: int, rows: int) -> int:
-        """Return the peak bytes of UNIMO's comparison, as the base class does, for each image with all texts and each
-        caption with all images. The masks of positives and of existing pairs are added to scores and softmax."""
+        """Return the peak bytes of UNIMO's comparison: each image with all texts, and each caption with all images.
+        Besides scores and softmax of the base class, it has masks of positives and of existing pairs."""
         pairs = own * rows * COMPARED
         return 4 * (3 * rows * self.features + 4 * pairs) + 2 * pairs
 

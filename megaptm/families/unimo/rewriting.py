@@ -59,7 +59,7 @@ class Rewriter:
         self._meanings: dict[Text, Meaning] = {}
         for kind, groups in self._phrases_of.items():
             if kind not in KINDS:
-                raise UserError(f"rewriting: {shown(kind)} is not a kind of phrases: use {', '.join(KINDS)}.")
+                raise UserError(f"rewriting: {shown(kind)} is not a kind of phrase: use {', '.join(KINDS)}.")
             for index, phrases in enumerate(groups):
                 if not phrases:
                     raise UserError(

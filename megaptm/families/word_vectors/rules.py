@@ -45,7 +45,7 @@ TEXT_KEYS = {"data": ("size_exponent", "dupe_factor"), "train": ("ramp", "phase_
 
 
 def word_vector_errors(config: Config, family: WordFamily) -> Iterator[str]:
-    """Yield every broken rule of a config of word vectors."""
+    """Yield an error for each broken rule of a config of word vectors."""
     yield from word_model_errors(config.model, family)
     yield from _layout_errors(config, family)
     yield from _optimizer_errors(config, family)
