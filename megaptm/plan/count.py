@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from megaptm.layers.layer_costs import final_norm, layer_parameters, memory_width, passes_by_kind, pretraining_table
 from megaptm.models.embed_costs import embedding_tables, own_tables, token_costs
 from megaptm.models.head_costs import head_costs
-from megaptm.models.stage_costs import MultiplyAdds, input_multiply_adds, layer_multiply_adds
+from megaptm.models.model_costs import MultiplyAdds, input_multiply_adds, layer_multiply_adds
 from megaptm.spec import LayerlessSpec, ModelSpec
 
 

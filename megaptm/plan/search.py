@@ -111,7 +111,7 @@ def _list_layouts(config: Config, machine: Machine, devices: int) -> Iterator[La
         even = [None] if is_evenly_cut(work.spec, pipeline * virtual) else []
         layout = Layout(pipeline=pipeline, virtual=virtual, layers_per_stage="auto", recompute=recompute)  # type: ignore[arg-type]
         try:
-            by_cost = cut_layout(layout, work.spec, replace(work, layout=layout).chain_costs).layers_by_chunk
+            by_cost = cut_layout(layout, work.spec, replace(work, layout=layout).part_costs).layers_by_chunk
         except UserError:  # heads read layers that must stay together
             return [*even]
         return [*even, *([] if by_cost is None else [by_cost])]

@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.layers.kernel_choice import FUSED, ComputeDevice, attention_works, choose_kernel
 from megaptm.models.contrast_costs import ContrastHeadCosts
 from megaptm.models.head_costs import HeadCosts, head_costs
-from megaptm.models.stage_costs import ChainCosts, count_chain
+from megaptm.models.model_costs import PartCosts, count_part_costs
 from megaptm.plan.count import step_flops
 from megaptm.plan.extra_costs import ExtraCosts
 from megaptm.plan.software import MEGAPTM, Software
@@ -131,9 +131,9 @@ class Workload:
         """Return the number of samples of a data rank."""
         return self.batch // self.layout.data
 
-    def chain_costs(self) -> ChainCosts:
+    def part_costs(self) -> PartCosts:
         """Return the costs by which the model's layers are divided into pipeline stages."""
-        return count_chain(
+        return count_part_costs(
             self.spec,
             self.lengths,
             num_predicted=self.num_predicted,

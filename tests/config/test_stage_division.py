@@ -7,9 +7,10 @@ from itertools import accumulate, combinations, pairwise
 
 import pytest
 
+from megaptm.config.stage_division import balanced_group_sizes, layers_by_cost
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.models.stage_costs import ChainCosts, count_chain, layers_by_cost, partition
+from megaptm.models.model_costs import PartCosts, count_part_costs
 from megaptm.plan.count import step_flops
 from megaptm.spec import change, published
 from tests.models.tiny import tiny_spec
@@ -19,7 +20,7 @@ LENGTHS = {"palm": {"decoder": 2048}, "gpt2": {"decoder": 1024}, "t5": {"encoder
 
 def cut(family: str, size: str, pipeline: int, virtual: int = 1, **options: str) -> tuple[int, ...]:
     spec = published(CATALOGUE[family], size)
-    costs = count_chain(spec, LENGTHS[family], heads=spec.family.heads, **options)
+    costs = count_part_costs(spec, LENGTHS[family], heads=spec.family.heads, **options)
     return layers_by_cost(spec, costs, pipeline=pipeline, virtual=virtual)
 
 
@@ -29,7 +30,7 @@ def group_costs(costs: list[int], sizes: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("number", range(1, 8))
 @pytest.mark.parametrize("costs", [[3, 1, 4, 1, 5, 9, 2], [1] * 7, [5, 0, 0, 1, 0, 0, 5]], ids=str)
-def test_partition_is_the_best_of_all(costs: list[int], number: int) -> None:
+def test_balanced_groups_are_the_best_of_all(costs: list[int], number: int) -> None:
     def rating(sizes: list[int]) -> tuple[int, int]:
         groups = group_costs(costs, sizes)
         return max(groups), sum(cost * cost for cost in groups)
@@ -38,7 +39,7 @@ def test_partition_is_the_best_of_all(costs: list[int], number: int) -> None:
         [stop - start for start, stop in pairwise((0, *bounds, len(costs)))]
         for bounds in combinations(range(1, len(costs)), number - 1)
     ]
-    sizes = partition(costs, number)
+    sizes = balanced_group_sizes(costs, number)
     assert sizes in all_sizes
     assert rating(sizes) == min(map(rating, all_sizes))
 
@@ -69,7 +70,7 @@ def test_recomputed_layers_cost_more() -> None:
 @pytest.mark.parametrize(("pipeline", "virtual"), [(2, 2), (4, 2), (4, 3)])
 def test_virtual_stages_make_the_slowest_stage_faster_than_equal_chunks(pipeline: int, virtual: int) -> None:
     spec = published(CATALOGUE["palm"], "8b")
-    costs = count_chain(spec, LENGTHS["palm"], heads=spec.family.heads)
+    costs = count_part_costs(spec, LENGTHS["palm"], heads=spec.family.heads)
     layer, head = costs.layers[0], costs.heads["lm"]
     layers = layers_by_cost(spec, costs, pipeline=pipeline, virtual=virtual)
     stages = [sum(layers[stage::pipeline]) * layer for stage in range(pipeline)]
@@ -82,7 +83,7 @@ def test_virtual_stages_make_the_slowest_stage_faster_than_equal_chunks(pipeline
 def test_costs_of_all_parts_are_the_flops_of_a_step() -> None:
     spec = tiny_spec("t5")
     lengths = {"encoder": 12, "decoder": 7}
-    costs = count_chain(spec, lengths, heads=spec.family.heads)
+    costs = count_part_costs(spec, lengths, heads=spec.family.heads)
     total = sum(costs.layers) + sum(costs.inputs.values()) + sum(costs.heads.values())
     assert 2 * total == step_flops(spec, rows=1, lengths=lengths)
 
@@ -91,7 +92,7 @@ def test_head_stays_with_the_layers_that_it_reads() -> None:
     spec = tiny_spec("gpt2", layers=4)
     exit_reads = change(spec.family, heads=("lm", "exit"), reads={"exit": ("decoder.1", "decoder.2")})
     spec = replace(spec, family=exit_reads)
-    costs = ChainCosts([1.0] * 4, {"decoder": 0.0}, {"lm": 0.0, "exit": 0.0})
+    costs = PartCosts([1.0] * 4, {"decoder": 0.0}, {"lm": 0.0, "exit": 0.0})
     assert layers_by_cost(spec, costs, pipeline=3) == (1, 2, 1)
     assert layers_by_cost(spec, costs, pipeline=4) == (1, 2, 1, 0)
     with pytest.raises(UserError, match="its 4 layers make at most 4 pipeline chunks, not 5 x 1"):
