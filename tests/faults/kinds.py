@@ -257,7 +257,8 @@ def corrupt(tensor: str, value: str) -> Callable[[Job, random.Random], Fault]:
 
 def train_on_random_text(job: Job, rng: random.Random) -> Fault:
     folder = job.folder / f"random-{rng.getrandbits(32)}"
-    return Fault(train_with_random_shard(folder, num_ranks=job.num_ranks, rng=rng))
+    tokenizer = job.services.folder / "tokenizer"
+    return Fault(train_with_random_shard(folder, tokenizer=tokenizer, num_ranks=job.num_ranks, rng=rng))
 
 
 KILLED = -signal.SIGKILL

@@ -1,10 +1,10 @@
-"""Run whose corpus has a shard of random text: it skips steps with that text, and logs their samples."""
+"""Run that reads a corpus of random text for one step: it skips this step, and logs its samples."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
-import shutil
 import string
 from pathlib import Path
 
@@ -13,32 +13,48 @@ from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import read_config
 from tests.drills.program import arguments, finish
 from tests.faults.outcomes import FaultError
-from tests.faults.services import ENCODINGS, build_corpus
+from tests.faults.services import build_corpus
+from tests.train.runs import write_text
 
-STEPS, BATCH = 240, 48
-RANDOM_BYTES = 150_000
-"""Size of each random text: several times that of another file, so that a third of a batch is random."""
-MIN_RANDOM_SHARE = 0.1
-"""Share of random samples of a batch from which on its text is random."""
+STEPS, BATCH, WINDOW = 220, 48, 32
+RANDOM_STEP = 200
+"""Step with random text, counted from 1 as in the log. The window of earlier steps is full, and their loss constant.
+
+The step is certainly a spike. No model has a lower loss of random letters than the logarithm of their number, 4.1. The
+text before consists of a few words, so that the losses of the window are below 1 and differ by hundredths. A spike
+needs 6 standard deviations.
+"""
+RANDOM_FILES, RANDOM_BYTES = 40, 4000
+"""Number and size of the random files: some are held out for validation, and the others fill more than a batch."""
 SETTINGS = (
     *(f"train.steps={STEPS}", f"train.batch={BATCH}", "optimizer.decay=constant", "optimizer.lr=3e-3"),
-    *("data.workers=1", "train.spikes={action: skip-step, window: 32}", "train.validate_every=null"),
+    *("data.workers=1", f"train.spikes={{action: skip-step, window: {WINDOW}}}", "train.validate_every=null"),
 )
 
 
-def train_with_random_shard(folder: Path, *, num_ranks: int, rng: random.Random) -> str:
-    """Train on a corpus with shards of random text; return the steps that the run skipped.
+def train_with_random_shard(folder: Path, *, tokenizer: Path, num_ranks: int, rng: random.Random) -> str:
+    """Train on a corpus of simple text, and in one step on random text; return the steps that the run skipped.
 
-    The run must complete all steps. It must log the samples of each step that it skips. At least one must be a step
-    with random text.
+    The run must complete all steps. It must log the samples of each step that it skips, and skip the random one.
     """
-    text, run = folder / "text", folder / "run"
-    shutil.copytree(ENCODINGS, text, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("random-1.py", "random-2.py"):  # one of them may be held out for validation
-        (text / name).write_text("".join(rng.choices(string.ascii_letters + string.digits, k=RANDOM_BYTES)))
-    corpus = build_corpus(text, folder / "corpus")
+    write_text(folder / "text", documents=200)
+    (folder / "letters").mkdir()
+    for number in range(RANDOM_FILES):
+        letters = "".join(rng.choices(string.ascii_letters + string.digits, k=RANDOM_BYTES))
+        (folder / f"letters/{number}.txt").write_text(letters)
+    text, letters = (
+        str(build_corpus(folder / name / "*.txt", folder / f"{name}-corpus", tokenizer=tokenizer))
+        for name in ("text", "letters")
+    )
+    run, step = folder / "run", RANDOM_STEP - 1
+    objective = {
+        "text": {"task": "causal-lm", "corpora": [text], "share": {0: 1, step: 0, step + 1: 1}},
+        "random": {"task": "causal-lm", "corpora": [letters], "share": {0: 0, step: 1, step + 1: 0}},
+    }
+    mix = f"data.mix={json.dumps({text: 1, letters: 1})}"
     layout = (f"layout.data={num_ranks}", f"layout.microbatch={BATCH // num_ranks}")
-    done = finish("train", *arguments("gpt2", run, corpus, *SETTINGS, *layout), seconds=900)
+    words = arguments("gpt2", run, text, *SETTINGS, *layout, mix, f"objective={objective}")
+    done = finish("train", *words, seconds=900)
     if done.returncode:
         raise FaultError(f"own run, exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
     spikes = [event for event in read_events(run) if event["kind"] == "spike" and event["skipped"]]
@@ -50,8 +66,8 @@ def train_with_random_shard(folder: Path, *, num_ranks: int, rng: random.Random)
         for event in spikes
     }
     detail = "; ".join(f"step {step}, {spike}, {share:.0%} random" for step, (spike, share) in skipped.items())
-    if not any(share >= MIN_RANDOM_SHARE for _, share in skipped.values()):
-        raise FaultError(f"own run: no step with random text was skipped ({detail or 'none was skipped'})")
+    if RANDOM_STEP not in skipped or skipped[RANDOM_STEP][1] < 1:
+        raise FaultError(f"own run: the step with random text was not skipped ({detail or 'none was skipped'})")
     return f"own run; skipped: {detail}"
 
 

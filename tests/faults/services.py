@@ -47,7 +47,7 @@ def started_services(folder: Path, needed: Collection[str]) -> Iterator[Services
     subprocess.run(
         ["cc", "-shared", "-fPIC", "-O1", "-o", library, *(ROOT / path for path in SOURCES), "-ldl"], check=True
     )
-    corpus = build_corpus(ENCODINGS, folder / "corpus")
+    corpus = build_corpus(ENCODINGS / "*.py", folder / "corpus")
     with ExitStack() as stack:
         s3 = stack.enter_context(s3_server()) if "s3" in needed else None
         if s3 is not None:
@@ -62,13 +62,14 @@ def started_services(folder: Path, needed: Collection[str]) -> Iterator[Services
         yield Services(corpus, URL if s3 else str(corpus), library, disk, s3, tracker)
 
 
-def build_corpus(text: Path, folder: Path) -> Path:
-    """Build a corpus of the Python files in `text`. A run reads its small shards one after the other."""
+def build_corpus(files: Path, folder: Path, *, tokenizer: Path | None = None) -> Path:
+    """Build a corpus of the files of a pattern. A run reads its small shards one after the other. `tokenizer`: that of
+    another corpus."""
     from data_pipeline import commands
 
-    tokenizer = ("tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512")
+    own = [f"tokenizer={tokenizer}"] if tokenizer else ["tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512"]
     options = (f"out={folder}", "workers=0", "validation=0.1", "shard_bytes=4096")
-    commands.build([str(text / "*.py"), *options, *tokenizer], console=Console(quiet=True))
+    commands.build([str(files), *options, *own], console=Console(quiet=True))
     return folder
 
 
