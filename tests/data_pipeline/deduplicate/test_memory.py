@@ -10,6 +10,7 @@ from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.exact import find_equal_entries
 from data_pipeline.deduplicate.near import find_near
+from data_pipeline.deduplicate.sketch import ROW_BITS
 from data_pipeline.deduplicate.tables import save
 from tests.data_pipeline.deduplicate.corpora import Written
 
@@ -23,7 +24,8 @@ def part(folder, number):
     numbers[0].sort()
     numbers[2] = np.arange(ROWS)
     save(f"{stem}.digests.npy", numbers)
-    keys = rng.integers(0, 1 << 40, (ROWS, NEAR.bands), np.uint64) << np.uint64(24) | numbers[2][:, None]
+    keys = rng.integers(0, 1 << 64 - ROW_BITS, (ROWS, NEAR.bands), np.uint64) << np.uint64(ROW_BITS)
+    keys |= numbers[2][:, None]
     save(f"{stem}.bands.npy", np.sort(keys, axis=None))
     # For those that collide by chance.
     save(f"{stem}.signatures.npy", rng.integers(0, 1 << 32, (ROWS, NEAR.hashes), np.uint32))
