@@ -21,6 +21,9 @@ SETTING = "pair-by-connective: connectives"
 SHIPPED = Path(__file__).with_name("connectives.tsv")
 COMMAS = ",，"  # noqa: RUF001
 CLAUSE = re.compile(r"[,;，；]\s*")  # noqa: RUF001
+MAX_SENTENCE = 1000
+"""Maximum characters of a sentence that is divided at commas. Each of its connectives makes a document of its size, so
+that a long list of clauses would fill the memory."""
 BLANK_LINE = re.compile(r"\n[ \t]*\n\s*\Z")
 AROUND = " \t\n,;:，；："  # noqa: RUF001
 
@@ -90,7 +93,7 @@ class Connectives:
         for begin, end in pairwise([*sentence_starts(text, form).tolist(), len(text)]):
             if before and (match := self.anywhere.match(text, begin, end)):
                 yield begin, before, self._label_of_match(match), text[match.end() : end].strip(AROUND)
-            for comma in CLAUSE.finditer(text, begin, end):
+            for comma in CLAUSE.finditer(text, begin, end) if end - begin <= MAX_SENTENCE else ():
                 if match := self.within.match(text, comma.end(), end):
                     first, second = text[begin : comma.start()], text[match.end() : end]
                     yield match.start(), first.strip(AROUND), self._label_of_match(match), second.strip(AROUND)

@@ -45,6 +45,12 @@ def test_clauses_are_paired_without_connective() -> None:
     ]
 
 
+def test_long_sentence_is_not_divided() -> None:
+    """Each clause makes a document of the length of the sentence: together, the square of it."""
+    assert len(pairs("we walked home, but " * 40)) == 39
+    assert pairs("we walked home, but " * 60) == []
+
+
 def test_connectives_match_any_case() -> None:
     for written in ("BECAUSE", "becauſe", "Becauſe"):  # noqa: RUF001
         assert pairs(f"We walked home, {written} the rain fell.") == [("because", "We walked home", "the rain fell.")]
