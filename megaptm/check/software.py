@@ -45,31 +45,31 @@ def check_software(case: CheckInput) -> Iterator[Finding]:
 
 def software() -> dict[str, Any]:
     """Return the facts about this machine's software as JSON values."""
-    return {"versions": installed_versions(), "fused": fused_libraries(), **gpu_facts()}
+    return {"versions": installed_versions(), "fused": _fused_libraries(), **gpu_facts()}
 
 
 def software_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
     """Yield the problems of one machine's software, regardless of other nodes."""
-    yield from fused_library_problems(facts["fused"], where)
+    yield from _fused_library_problems(facts["fused"], where)
     yield from cuda_build_problems(facts, where)
 
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of installed libraries that megaptm requires or uses."""
-    names = (*(requirement.name for requirement in required_libraries()), *OPTIONAL)
+    names = (*(requirement.name for requirement in _required_libraries()), *OPTIONAL)
     return {"python": platform.python_version()} | {name: installed for name in names if (installed := version(name))}
 
 
 def check_versions(installed: dict[str, str]) -> Iterator[Finding]:
     """Yield a fault for each library that is missing or has an unsupported version."""
-    requirements = required_libraries()
+    requirements = _required_libraries()
     if not requirements:
         yield Finding(TOPIC, "unknown", "megaptm is not installed, so its requirements are unknown: pip install -e .")
         return
     unfit = [
         requirement
         for requirement in requirements
-        if not requirement.specifier.contains(public_version(installed.get(requirement.name, "0")), prereleases=True)
+        if not requirement.specifier.contains(_public_version(installed.get(requirement.name, "0")), prereleases=True)
     ]
     for requirement in unfit:
         has = (
@@ -78,7 +78,7 @@ def check_versions(installed: dict[str, str]) -> Iterator[Finding]:
             else f"{requirement.name} is missing"
         )
         remedy = f"pip install '{requirement.name}{requirement.specifier}'"
-        if is_nvidia_build(installed.get(requirement.name, "0")):
+        if _is_nvidia_build(installed.get(requirement.name, "0")):
             remedy = "use a newer NVIDIA image; its other libraries do not work with another build"
         yield Finding(TOPIC, "fault", f"{has}, megaptm needs {requirement.specifier}: {remedy}.")
     if not unfit:
@@ -86,19 +86,19 @@ def check_versions(installed: dict[str, str]) -> Iterator[Finding]:
         yield Finding(TOPIC, "ok", f"Versions are supported: {shown}.", {"versions": installed})
 
 
-def public_version(version: str) -> str:
+def _public_version(version: str) -> str:
     """Return the version of a library without its local part. NVIDIA's builds call themselves pre-releases: return the
     release."""
     parsed = Version(version)
-    return parsed.base_version if is_nvidia_build(version) else parsed.public
+    return parsed.base_version if _is_nvidia_build(version) else parsed.public
 
 
-def is_nvidia_build(version: str) -> bool:
+def _is_nvidia_build(version: str) -> bool:
     """Whether a library comes from an NVIDIA image, such as torch 2.10.0a0+b4e4ee81d3.nv25.12."""
     return re.search(r"\bnv\d+\.\d+", Version(version).local or "") is not None
 
 
-def required_libraries() -> list[Requirement]:
+def _required_libraries() -> list[Requirement]:
     """Return the libraries that megaptm requires, those in pyproject.toml without extras."""
     try:
         lines = importlib.metadata.requires("megaptm") or []
@@ -119,12 +119,12 @@ def version(name: str) -> str | None:
         return None
 
 
-def fused_libraries() -> dict[str, str]:
+def _fused_libraries() -> dict[str, str]:
     """Return the state of each fused library (Apex, Transformer Engine): `none`, `found`, or the problem."""
-    return {"NVIDIA apex": apex_state(), "Transformer Engine": transformer_engine_state()}
+    return {"NVIDIA apex": _apex_state(), "Transformer Engine": _transformer_engine_state()}
 
 
-def fused_library_problems(states: dict[str, str], where: str) -> Iterator[str]:
+def _fused_library_problems(states: dict[str, str], where: str) -> Iterator[str]:
     """Yield the problem of each fused library that breaks megatron-core."""
     if states["NVIDIA apex"] == "other":
         yield f"The package apex {where} is PyPI's, not NVIDIA's, and breaks megatron-core: pip uninstall apex."
@@ -138,7 +138,7 @@ def fused_library_problems(states: dict[str, str], where: str) -> Iterator[str]:
         )
 
 
-def apex_state() -> str:
+def _apex_state() -> str:
     """Return the state of Apex: `none`, `found` (NVIDIA's), `not compiled` (NVIDIA's, without kernels), or `other`."""
     spec = importlib.util.find_spec("apex")
     if spec is None:
@@ -149,7 +149,7 @@ def apex_state() -> str:
     return "found" if importlib.util.find_spec("amp_C") else "not compiled"
 
 
-def transformer_engine_state() -> str:
+def _transformer_engine_state() -> str:
     """Return the state of Transformer Engine: `none`, `found`, or `broken: why`. It can be installed without its torch
     parts, and then fails to import."""
     if importlib.util.find_spec("transformer_engine") is None:
@@ -185,10 +185,10 @@ def cuda_build_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
     if facts["gpus"] and built is None:
         yield f"torch {where} is built without CUDA, but there are GPUs: install its build for CUDA {known or ''}."
     # Within a major version an older driver runs binaries of a newer toolkit.
-    elif facts["gpus"] and known and major_version(built) > major_version(known):
+    elif facts["gpus"] and known and _major_version(built) > _major_version(known):
         yield (
             f"torch {where} is built for CUDA {built}, but the GPU driver {facts['driver']} supports up to CUDA "
-            f"{known}: update the driver, or install torch's build for CUDA {major_version(known)}."
+            f"{known}: update the driver, or install torch's build for CUDA {_major_version(known)}."
         )
 
 
@@ -202,5 +202,5 @@ def torch_cuda() -> str | None:
     return built[1] if built else None
 
 
-def major_version(version: str) -> int:
+def _major_version(version: str) -> int:
     return int(version.partition(".")[0])

@@ -71,15 +71,15 @@ def main(
     policy = RestartPolicy(run, retries=0 if stopping else max(0, restarts - start))
     code = report(logs, policy, sick, start=start, stopping=stopping, idle=idle)
     if code != EXIT_RESTART:
-        exclude_nodes(sick, logs, removable=max(0, removable))
+        _exclude_nodes(sick, logs, removable=max(0, removable))
     sys.exit(code)
 
 
 def report(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, stopping: bool, idle: int) -> int:
     """Print and record why a start of a Slurm job ended; return the exit code of `main`."""
     run = policy.run
-    restart = partial(restart_code, policy, sick, start=start, idle=idle)
-    if has_hung(run):
+    restart = partial(_restart_code, policy, sick, start=start, idle=idle)
+    if _has_hung(run):
         if code := restart("hung"):
             return code
         if RestartPolicy(run).may_restart("hung"):
@@ -89,13 +89,13 @@ def report(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, st
             f"{logs}."
         )
         return EXIT_HUNG_AGAIN
-    failed = [(host, end) for host, end in failed_processes(logs) if end.code not in (0, EXIT_CONTINUE)]
+    failed = [(host, end) for host, end in _failed_processes(logs) if end.code not in (0, EXIT_CONTINUE)]
     if stopping:  # before it handles signals, the warning kills a process
         failed = [(host, end) for host, end in failed if end.code != -signal.SIGUSR1]
     if not failed and not stopping and has_rolled_back(run) and (code := restart("rolled-back")):
         return code
     if not failed:
-        return 0 if RestartPolicy(run).may_restart("interrupted", progress=has_saved(run)) else EXIT_UNSAVED
+        return 0 if RestartPolicy(run).may_restart("interrupted", progress=_has_saved(run)) else EXIT_UNSAVED
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
     with Events(run) as events:
@@ -105,7 +105,7 @@ def report(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, st
     return (restart("failed") if cause.is_fault_of_machine else None) or EXIT_FAILURE
 
 
-def restart_code(policy: RestartPolicy, sick: SickNodes, ending: Ending, *, start: int, idle: int) -> int | None:
+def _restart_code(policy: RestartPolicy, sick: SickNodes, ending: Ending, *, start: int, idle: int) -> int | None:
     """Return the exit code that starts all ranks of a Slurm job again, or None if that is not allowed.
 
     If idle nodes can replace those that failed repeatedly, the job is requeued, once without a new checkpoint. Else it
@@ -123,7 +123,7 @@ def restart_code(policy: RestartPolicy, sick: SickNodes, ending: Ending, *, star
     return EXIT_RESTART
 
 
-def exclude_nodes(sick: SickNodes, logs: Path, *, removable: int) -> None:
+def _exclude_nodes(sick: SickNodes, logs: Path, *, removable: int) -> None:
     """Write the nodes that failed repeatedly to `logs`/sick-nodes, at most `removable`; print and record them."""
     nodes = sick.find()
     with contextlib.suppress(OSError), Events(sick.run) as events:  # a full disk must not change the exit code
@@ -135,7 +135,7 @@ def exclude_nodes(sick: SickNodes, logs: Path, *, removable: int) -> None:
         click.echo(f"Ranks on {node} crashed or hung {MAX_FAULTS} times or more in {sick.hours:g} hours: {effect}.")
 
 
-def has_hung(run: Path) -> bool:
+def _has_hung(run: Path) -> bool:
     """Whether the last start of the processes of a Slurm job ended because a rank hung.
 
     Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
@@ -143,12 +143,12 @@ def has_hung(run: Path) -> bool:
     return is_newest(run, HangEvent.kind, START_KINDS)
 
 
-def has_saved(run: Path) -> bool:
+def _has_saved(run: Path) -> bool:
     """Whether the last Slurm job of a run saved a checkpoint, at any start of its processes."""
     return is_newest(run, CheckpointEvent.kind, (LaunchEvent.kind,))
 
 
-def failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
+def _failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:
     """Yield node and exit of each failed process of a Slurm job, in order of time, from srun's log."""
     for host, ranks, code, killed in ENDED.findall((logs / "srun.log").read_text(errors="replace")):
         for rank in _expand_ranges(ranks):
