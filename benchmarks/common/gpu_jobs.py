@@ -1,4 +1,4 @@
-"""What `gpu.py` measures in processes of their own: results of families, checks, steps of megaptm and of peers."""
+"""Measurements of `gpu.py` in processes of their own: results of families, checks, steps of megaptm and of peers."""
 
 from __future__ import annotations
 

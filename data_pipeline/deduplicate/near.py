@@ -30,8 +30,8 @@ class CompareJob:
     doubtful: tuple[str, ...]
     """Files of doubtful pairs of documents, see `BandJob.doubtful`."""
     connected: str
-    """File of [rows]: lowest row known so far that is connected with each document. Pairs within a component are not
-    read."""
+    """File with the component of each document, [rows]: the lowest row that is known to belong to it. Pairs within a
+    component are not read."""
     bucket: int
     of: int
 

@@ -146,7 +146,7 @@ class Window:
     document: np.ndarray
     """Index of each document in its shard, int32 [documents]."""
     edges: np.ndarray
-    """Cumulative measure before each document of the window, int64 [documents + 1]."""
+    """Cumulative measure (see `Order.measure_documents`) before each document of the window, int64 [documents + 1]."""
     sample: np.ndarray
     """Permutation of the samples that start in this window, int64 [samples]."""
 

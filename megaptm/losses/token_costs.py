@@ -45,7 +45,7 @@ def projection_bytes(
     """Return the bytes of vocabulary projection and token loss for hidden states of `positions` and a table
     [vocabulary, width], on one of `tensor` ranks.
 
-    `logit_bytes`: bytes of a logit of a chunk with its temporary copies: `element` if the gradient replaces the logit.
+    `logit_bytes`: bytes per logit of a chunk, with temporary copies; `element` if the gradient replaces the logit.
     None: the logits of all positions are computed at once.
     """
     columns = vocabulary / tensor

@@ -121,7 +121,7 @@ class Model(UsesContextRanks, nn.Module):
             self.head = build_heads(spec, self.chunk.heads)
 
     def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
-        """Make the model keep the outputs of layers, stack -> layer indices, for `states`."""
+        """Keep the outputs of layers in forward passes, for `states`. `layers`: stack -> layer indices."""
         for name, numbers in layers.items():
             if (stack := self.stack(name)) is not None:
                 stack.read |= {*numbers}

@@ -148,7 +148,8 @@ class Family:
         for record in self.inputs:
             if not isinstance(record, InputSpec):
                 raise UserError(
-                    f"family {self.name}: inputs has {record!r}; it must have records (megaptm.spec.inputs)."
+                    f"family {self.name}: inputs has {record!r}, which is no InputSpec: use the records of "
+                    "megaptm.spec.inputs."
                 )
         if not self.token_inputs:
             raise UserError(f"family {self.name}: inputs must have TokenInput(), or an input that replaces tokens.")

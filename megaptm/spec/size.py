@@ -32,12 +32,13 @@ class Size:
     embedding: int | None = None
     """Width of the token embedding, at the input and in tied heads (ALBERT, ELECTRA). None: width."""
     tied: bool | None = None
-    """Whether the output projection is the token table, where sizes of a family differ. None: as in the family."""
+    """Whether the output projection is the token table, if sizes of the family differ in this. None: as in the
+    family."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Values of inputs that differ among sizes, by key of the section `model` of a config (`InputSpec.size_keys`)."""
     context: int | None = None
-    """Number of learned positions, where sizes of a family differ. None: the family's."""
+    """Number of learned positions, if sizes of the family differ in it. None: the family's."""
 
     stacks: dict[str, Size] = field(default_factory=dict, hash=False)
     """Sizes of the stacks that differ from the others, by stack."""

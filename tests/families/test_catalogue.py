@@ -54,7 +54,7 @@ def with_option(**options: Any) -> dict:
         (with_option(ffn={"activation": "relu2"}), "Block.ffn.activation is 'relu2'"),
         (with_option(position="alibi"), "Block.position is 'alibi'"),
         ({"heads": ("lm", "sop")}, r"heads \['sop'\] are unknown"),
-        ({"inputs": (*GPT2.inputs, "rotary")}, "inputs has 'rotary'; it must have records"),
+        ({"inputs": (*GPT2.inputs, "rotary")}, "inputs has 'rotary', which is no InputSpec"),
         ({"output": {"scale": "half"}}, "output.scale is 'half'"),
         ({"output": {"transform": TransformSpec()}, **with_option(ffn={"activation": "swiglu"})}, "no gated form"),
     ],
