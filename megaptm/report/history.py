@@ -14,6 +14,7 @@ from megaptm.errors import UserError
 from megaptm.report.curves import curve, plot
 from megaptm.report.marks import Mark, find_marks
 from megaptm.resilience.events import read_events
+from megaptm.run.branch import describe_branch, find_branch
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.time_spent import JobTime, TimeSpent, job_times, time_spent
 from megaptm.track import read_metrics
@@ -69,8 +70,14 @@ class History:
     @property
     def parent(self) -> str | None:
         """Folder of the run from which this one branched, or took its initial weights."""
-        branches = [event.get("run") for event in self.events if event["kind"] == "branch"]
-        return branches[-1] if branches and isinstance(branches[-1], str) else self.config.train.init_from
+        source = (find_branch(self.events) or {}).get("run")
+        return source if isinstance(source, str) else self.config.train.init_from
+
+    @property
+    def origin(self) -> str:
+        """Return from which run this one branched, and what it keeps of it, as text; empty if it is no branch."""
+        event = find_branch(self.events)
+        return describe_branch(event) if event is not None else ""
 
     @property
     def time(self) -> TimeSpent:

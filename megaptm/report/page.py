@@ -40,6 +40,7 @@ def write_page(path: Path, title: str, body: Iterable[str]) -> None:
 def run_page(history: History, samples: Sequence[tuple[str, Text]], no_samples: str = "") -> Iterator[str]:
     """Yield the parts of a run's page. `samples`: titles and texts of samples; `no_samples`: why there are none."""
     yield f"<h1>{escape(history.name)}</h1><p class=faint>{escape(f'{history.title}; {history.progress}')}</p>"
+    yield f"<p class=faint>{escape(history.origin)}</p>" if history.origin else ""
     yield tiles(key_figures(history))
     yield "<h2>Curves</h2>"
     yield svg(history.plot, key=history.name)

@@ -42,7 +42,10 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     if send:
         track = history.config.track
         upload(run, uri=track.uri, experiment=track.experiment, loggers=track.loggers)
-    console.print(Text.assemble((run.name, "bold"), f": {history.title}; {history.progress}\n"))
+    console.print(Text.assemble((run.name, "bold"), f": {history.title}; {history.progress}"))
+    if history.origin:
+        console.print(Text(history.origin), soft_wrap=True)
+    console.print()
     changes, curves = recorded_changes(history.events), loss_curves(history.records)
     # Steps that were repeated after a failure have equal losses.
     returns = find_returns(history.events)

@@ -24,7 +24,7 @@ from megaptm.config import Layout, load_run
 from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.optimizer_rules import ENDLESS
 from megaptm.config.yamls import YamlDumper, flatten
-from megaptm.errors import UserError, storage_errors_as_user_errors
+from megaptm.errors import UserError, printable, storage_errors_as_user_errors
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
     BackEvent,
@@ -257,6 +257,26 @@ def _copy_history(source: Path, folder: Path, step: int) -> None:
         for record in records:
             journal.append(record)
         journal.close()
+
+
+def find_branch(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the event by which a run branched from another, or None. Events of earlier branches are copied with it."""
+    return next((event for event in reversed([*events]) if event["kind"] == BranchEvent.kind), None)
+
+
+def describe_branch(event: Mapping[str, Any]) -> str:
+    """Return from which checkpoint a run branched, and what it keeps of that run."""
+    retained = "weights, moments, read position, schedule and history; its run in trackers is new"
+    if event.get("weights_only"):
+        retained = "only the weights; moments, read position, steps and history are new"
+    return printable(f"branch of {event.get('run')} at step {event.get('step', 0):,}: keeps {retained}")
+
+
+def describe_new_branch(run: Path, start: int) -> str | None:
+    """Return the description of a branch that starts at a step for the first time, otherwise None."""
+    event = find_branch(read_events(run))
+    is_new = event is not None and start == (0 if event.get("weights_only") else event.get("step"))
+    return describe_branch(event) if event is not None and is_new else None
 
 
 def find_returns(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -27,6 +27,7 @@ from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopRequest
 from megaptm.run.back import return_to_phase
+from megaptm.run.branch import describe_new_branch
 from megaptm.run.compatibility import EarlierPhaseError
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import enter_due_phases
@@ -150,6 +151,8 @@ class Job:
         if starts_job:
             before = checkpointer.layout_before
             imported = checkpointer.has_restored
+            if self.events is not None and (branch := describe_new_branch(self.run, start)):
+                log(branch)
             log(describe_resume(start, before, config) if start else describe_start(config, imported=imported))
         else:
             log(f"a phase of the run begins after step {start:,}")

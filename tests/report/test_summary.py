@@ -11,6 +11,8 @@ from megaptm.config import config_to_yaml, load
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
 from megaptm.report.curves import curve, draw_curves, loss_curves, plot
+from megaptm.report.history import History
+from megaptm.report.page import run_page
 from megaptm.report.summary import report
 from megaptm.run.time_spent import job_times, time_spent
 
@@ -207,6 +209,26 @@ def test_report_shows_progress_and_saves_the_picture(run):
     assert picture == run / "report/loss.png"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert max(map(len, text.splitlines()[:-1])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("weights_only", "retained"),
+    [
+        (False, "weights, moments, read position, schedule and history; its run in trackers is new"),
+        (True, "only the weights; moments, read position, steps and history are new"),
+    ],
+)
+def test_report_says_from_which_run_a_branch_comes(run, weights_only, retained):
+    """The branch of a branch names the run from which it comes itself."""
+    branches = [
+        {"time": 1.0, "kind": "branch", "step": 8, "run": "runs/first", "weights_only": not weights_only},
+        {"time": 2.0, "kind": "branch", "step": 9, "run": "runs/second", "weights_only": weights_only},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*branches, *EVENTS]))
+    screen = io.StringIO()
+    report(run, console=Console(width=200, file=screen))
+    assert screen.getvalue().splitlines()[1] == f"branch of runs/second at step 9: keeps {retained}"
+    assert f"branch of runs/second at step 9: keeps {retained}" in "".join(run_page(History.read(run), []))
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,14 @@ def test_branch_equals_a_run_with_its_schedule_from_the_start(runs):
     assert content(runs.original) == before
 
 
+def test_branch_says_what_it_keeps_when_it_first_starts(runs):
+    words = (f"run={runs.folder / 'told'}", f"from={runs.original}@4")
+    origin = f"branch of {runs.original} at step 4: keeps weights, moments, read position, schedule and history"
+    assert origin in megaptm("train", *words, "train.stop_at=5", code=75)
+    assert origin not in megaptm("train", *words, "train.stop_at=null")
+    assert origin in megaptm("report", runs.folder / "told")
+
+
 def test_branch_has_the_history_and_links_the_checkpoint(runs):
     branch = runs.branch("linked", "@2", "optimizer.lr=1e-4", "train.stop_at=3", code=75)
     records = [record["step"] for record in read_metrics(branch) if "loss" in record]
