@@ -31,10 +31,15 @@ def validation_errors(config: Config) -> Iterator[str]:
 
 
 def _set_errors(config: Config) -> Iterator[str]:
-    sets = config.data.validation_sets
-    for name in config.data.validation:
+    sets, validate_every = config.data.validation_sets, config.train.validate_every
+    for name, own in config.data.validation.items():
         if not NAME.fullmatch(name):
             yield f"data.validation: the name {name!r} may have letters, digits, _ and - only: choose another."
+        if own.every is not None and (validate_every is None or own.every % validate_every):
+            yield (
+                f"data.validation.{name}.every ({own.every}) must be a multiple of train.validate_every "
+                f"({validate_every}): change one of them."
+            )
     with contextlib.suppress(UserError):  # reported by other code
         objective = config.built_objective
         if sets and objective.unit == "pairs":
@@ -59,7 +64,10 @@ def _metric_errors(config: Config) -> Iterator[str]:
 
 
 def _keep_errors(config: Config) -> Iterator[str]:
-    checkpoint, validate_every = config.checkpoint, config.train.validate_every
+    checkpoint, validate_every, key = config.checkpoint, config.train.validate_every, "train.validate_every"
+    name = set_of(checkpoint.keep.best.metric)
+    if (own := config.data.validation.get(name)) is not None and own.every is not None:
+        validate_every, key = own.every, f"data.validation.{name}.every"
     if not isinstance(checkpoint.every, int):
         if checkpoint.keep.best.count:
             yield (
@@ -69,7 +77,7 @@ def _keep_errors(config: Config) -> Iterator[str]:
     elif checkpoint.keep.best.count and (validate_every is None or checkpoint.every % validate_every):
         yield (
             f"checkpoint.keep.best compares validation losses, so that checkpoint.every ({checkpoint.every}) must be a "
-            f"multiple of train.validate_every ({validate_every}): change one of them, or remove checkpoint.keep.best."
+            f"multiple of {key} ({validate_every}): change one of them, or remove checkpoint.keep.best."
         )
 
 

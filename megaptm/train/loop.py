@@ -296,7 +296,8 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
         with run.during("validation"):
             of_mix = mean_losses(run.engine, _validation_batches(run, "", read_error, may_stop=may_stop))
         means = dict(of_mix)
-        for name in run.config.data.validation_sets:
+        sets = run.config.data.validation_sets
+        for name in (name for name, own in sets.items() if own.is_due(step, last=run.end)):
             with run.during("validation"):  # each set has the time that the watchdog allows for one
                 own = mean_losses(run.engine, _validation_batches(run, name, read_error, may_stop=may_stop))
             means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}

@@ -29,7 +29,8 @@ class TimeLeft:
         elapsed = time.monotonic() - self.start_time - validation - checkpoint
         pace = elapsed / num_steps if num_steps else step_seconds
         sets = self.config.data.validation_sets.values()
-        num_batches = train.validate_batches + sum(own.batches or train.validate_batches for own in sets)
+        every, default = train.validate_every or 1, train.validate_batches
+        num_batches = default + sum((own.batches or default) * every / (own.every or every) for own in sets)
         per_validation = VALIDATION_SHARE * num_batches * pace
         if self.num_validations:
             per_validation = validation / self.num_validations

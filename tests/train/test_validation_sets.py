@@ -103,6 +103,14 @@ def test_sets_do_not_change_training(runs, full_run):
     }
 
 
+def test_set_has_its_own_interval_and_is_measured_at_the_end(runs, full_run):
+    run = runs.train("interval", *runs.sets, "train.validate_every=1", "data.validation.news.every=3")
+    measured = validations(run)
+    assert [step for step, metrics in measured.items() if "validation/news/loss" in metrics] == [3, STEPS]
+    assert [step for step, metrics in measured.items() if "validation/books/loss" in metrics] == [1, 2, 3, STEPS]
+    assert measured[STEPS] == validations(full_run)[STEPS]
+
+
 def test_resumed_run_has_the_same_losses(runs, full_run):
     runs.train("resumed", *runs.sets, "train.stop_at=3", code=75)
     run = runs.train("resumed", *runs.sets)
@@ -196,6 +204,17 @@ def test_infinite_loss_of_a_set_is_only_reported(runs, full_run, tmp_path, monke
             "checkpoint.keep.best.metric (validation/a/loss) names no validation set",
         ),
         (["data.validation.news.split=test"], "data.validation.news.split must be"),
+        (
+            ["data.validation.news.every=3"],
+            "data.validation.news.every (3) must be a multiple of train.validate_every (2)",
+        ),
+        (
+            [
+                *("data.validation.news.every=4", "checkpoint.every=2"),
+                "checkpoint.keep.best={count: 1, metric: validation/news/loss}",
+            ],
+            "so that checkpoint.every (2) must be a multiple of data.validation.news.every (4)",
+        ),
         (
             ["phases=[{until: 2}, {data.validation: {}, train.stop: {metric: validation/news/loss, patience: 1}}]"],
             "after",

@@ -61,6 +61,9 @@ class ValidationConfig(Section):
     """Split of the corpus that is read. train: for a corpus that is held out as a whole, built with validation=0."""
     batches: Count | None = None
     """Number of batches. Default: train.validate_batches."""
+    every: Count | None = None
+    """Steps between two measurements of this set, a multiple of train.validate_every; it is also measured after the
+    last step of a phase. Default: train.validate_every."""
 
 
 class ValidationSet(NamedTuple):
@@ -69,6 +72,11 @@ class ValidationSet(NamedTuple):
     mix: Mapping[str, Any]
     split: str = "validation"
     batches: int | None = None
+    every: int | None = None
+
+    def is_due(self, step: int, *, last: int) -> bool:
+        """Whether the set is measured in the validation after a step. `last`: last step of the phase."""
+        return self.every is None or step % self.every == 0 or step == last
 
 
 class DataConfig(Section):
@@ -125,7 +133,8 @@ class DataConfig(Section):
         corpus of the mix with the same name."""
         each = short_names([*self.mix]) if self.validate_each else {}
         named = {
-            name: ValidationSet({own.corpus: 1.0}, own.split, own.batches) for name, own in self.validation.items()
+            name: ValidationSet({own.corpus: 1.0}, own.split, own.batches, own.every)
+            for name, own in self.validation.items()
         }
         return {name: ValidationSet({path: self.mix[path]}) for path, name in each.items()} | named
 
