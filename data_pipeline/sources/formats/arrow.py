@@ -25,7 +25,7 @@ CONTINUATION = b"\xff\xff\xff\xff"
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
 """Types of message headers (`Message.fbs`)."""
 MAX_METADATA = 64 << 20
-"""Maximum bytes of a message's description; more are damage, and are not read into memory."""
+"""Maximum bytes of a message's description, which is read into memory."""
 END_OF_STREAM = CONTINUATION + bytes(4)
 
 
@@ -81,13 +81,23 @@ def _rows(
     dictionaries: dict[int, bytes] = {}
     """Messages of the dictionaries to which record batches may refer, by number. Some writers replace them often."""
     for message in messages:
+        row, first = first, first + message.rows
+        is_own = message.start >= span.start
+        if message.kind != DICTIONARY and not (message.kind == RECORD_BATCH and is_own):
+            continue
+        try:
+            content = _read(stream, message, span.file)
+        except Unreadable as error:
+            if is_own:
+                of_batch = UnreadableRecord(error.reason, error.problem, error.remedy)
+                handler.handle_record(f"{span.file.name}@{row}", f"row {row:,}", of_batch)
+            if message.kind == DICTIONARY:  # later batches may refer to it
+                return
+            continue
         if message.kind == DICTIONARY:
             before = b"" if message.replaces else dictionaries.get(message.dictionary, b"")
-            dictionaries[message.dictionary] = before + _read(stream, message, span.file)
-        row, first = first, first + message.rows
-        if message.kind != RECORD_BATCH or not span.start <= message.start < span.end:
+            dictionaries[message.dictionary] = before + content
             continue
-        content = _read(stream, message, span.file)
         try:
             [batch] = _open(b"".join([head, *dictionaries.values(), content, END_OF_STREAM]))
             # All before the first is converted: a column of nulls has no buffers that bound its number of rows.
@@ -128,37 +138,49 @@ def _checked(column: Any) -> Any:
 
 
 def _messages(stream: BinaryIO, span: Span, handler: UnreadableHandler) -> Iterator[_Message]:
-    """Yield the messages of a stream up to the end of the span: first its schema. A truncated message is counted by the
-    span in which it starts."""
+    """Yield the messages of a stream up to the end of the span: first its schema. A message that is not readable is
+    counted by the span in which it starts."""
     size, start, rows = stream.seek(0, io.SEEK_END), 0, 0
     stream.seek(0)
     if stream.read(len(FILE_MAGIC)) == FILE_MAGIC:
         start = 8
     first = start
-    while start < span.end:
-        stream.seek(start)
-        head = stream.read(8)
-        if not head or head == END_OF_STREAM:
+    while start < span.end and (message := _read_message(stream, start, size)) is not None:
+        if isinstance(message, UnreadableRecord):
+            if start == first:
+                raise _not_arrow(f"its schema {message.problem}")
+            if start >= span.start:
+                problem = f"starts a part that {message.problem}"
+                error = UnreadableRecord(message.reason, problem, message.remedy)
+                handler.handle_record(f"{span.file.name}@{rows}", f"row {rows:,}", error)
             return
-        if not head.startswith(CONTINUATION):
-            raise _not_arrow(f"it has no message at byte {start:,}")
-        length = int.from_bytes(head[4:], "little")
-        metadata = stream.read(length) if length <= MAX_METADATA else b""
-        if len(head) == 8 and len(metadata) == length:
-            try:
-                message = _parse_message(metadata, start)
-            except IndexError:
-                raise _not_arrow(f"it has no message at byte {start:,}") from None
-            if message.stop <= size:
-                yield message
-                start, rows = message.stop, rows + message.rows
-                continue
-        if start == first:
-            raise _not_arrow("its schema is not complete")
-        if start >= span.start:
-            truncated = UnreadableRecord("truncated", "starts a part that is not complete", "download it again")
-            handler.handle_record(f"{span.file.name}@{rows}", f"row {rows:,}", truncated)
-        return
+        yield message
+        start, rows = message.stop, rows + message.rows
+
+
+def _read_message(stream: BinaryIO, start: int, size: int) -> _Message | UnreadableRecord | None:
+    """Read the description of the message at byte `start` of `size`. Return what is wrong if it is not readable, and
+    None at the end of the stream."""
+    stream.seek(start)
+    head = stream.read(8)
+    if not head or head == END_OF_STREAM:
+        return None
+    length = int.from_bytes(head[4:], "little")
+    damaged = UnreadableRecord("damaged", "is damaged", "write the file again")
+    if len(head) == 8 and not head.startswith(CONTINUATION):
+        return damaged
+    if MAX_METADATA < length <= size - start:
+        problem = f"has more than {MAX_METADATA:,} bytes of metadata"
+        return UnreadableRecord("too much metadata", problem, "write the file again with less")
+    metadata = stream.read(length) if length <= MAX_METADATA else b""
+    if len(head) == 8 and len(metadata) == length:
+        try:
+            message = _parse_message(metadata, start)
+        except IndexError:
+            return damaged
+        if message.stop <= size:
+            return message
+    return UnreadableRecord("truncated", "is not complete", "download it again")
 
 
 def _parse_message(metadata: bytes, start: int) -> _Message:

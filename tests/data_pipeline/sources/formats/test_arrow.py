@@ -150,6 +150,12 @@ def test_truncated_file_keeps_earlier_batches(tmp_path, refusal):
     assert "a.arrow row 240 starts a part that is not complete" in refusal(path)
 
 
+def test_limit_of_metadata_is_not_called_damage(tmp_path, monkeypatch, refusal):
+    path = stream(tmp_path / "a.arrow", TABLE.replace_schema_metadata({"info": "x" * 5000}))
+    monkeypatch.setattr(arrow, "MAX_METADATA", 1000)
+    assert "is not readable Arrow (its schema has more than 1,000 bytes of metadata)" in refusal(path)
+
+
 def test_damaged_batch_is_dropped(tmp_path, refusal):
     """Offsets outside of the text are found before they are used."""
     path = stream(tmp_path / "a.arrow", TABLE.select(["text"]))
@@ -160,6 +166,31 @@ def test_damaged_batch_is_dropped(tmp_path, refusal):
     result = reading(path)
     assert (result.texts, result.counts) == (TEXTS[60:], {"damaged": 1})
     assert "a.arrow row 0 starts a damaged part" in refusal(path)
+
+
+@pytest.mark.parametrize("part", [3000, 1 << 40])
+@pytest.mark.parametrize("start", [b"\xff\xff\xff\xff", b"no message"])
+def test_damaged_message_is_counted_in_any_spans(start, part, tmp_path):
+    """The message starts after the first span, which alone reports errors of the whole file."""
+    path = stream(tmp_path / "a.arrow")
+    content = path.read_bytes()
+    at = content.index(b"\xff\xff\xff\xff", 9000)
+    written(path, content[:at] + start + b"\x10\0\0\0" + b"\xff" * 16)
+    result = reading(path, part=part)
+    assert result.counts == {"damaged": 1}
+    assert result.texts == TEXTS[: len(result.texts)]
+
+
+@pytest.mark.parametrize("part", [3000, 1 << 40])
+def test_expanding_batch_is_counted_in_any_spans(part, tmp_path, monkeypatch):
+    monkeypatch.setattr("data_pipeline.sources.source.MIN_UNPACKED", 1 << 20)
+    texts = [*TEXTS[:20], "a" * (4 << 20)]
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", pa.schema({"text": pa.string()}), options=options) as writer:
+        for text in texts:
+            writer.write_table(pa.table({"text": [text]}))
+    result = reading(tmp_path / "a.arrow", part=part, max_expansion=1)
+    assert (result.texts, result.counts) == (TEXTS[:20], {"expands too much": 1})
 
 
 def test_number_of_rows_is_checked_before_conversion(tmp_path):
