@@ -8,7 +8,7 @@ import stat
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from megaptm.storage import exists, is_remote, open_remote
+from megaptm.storage import PROTOCOLS, exists, is_remote, open_remote
 
 PATH_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG),
@@ -25,12 +25,18 @@ def open_bytes(path: str) -> BinaryIO:
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block until a writer opens it
             raise OSError(errno.EINVAL, "it is no file", path)
         return open(path, "rb")
-    if "::" not in path:
+    if not is_chained(path):
         if not exists(path):  # it existed when files were listed
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return open_remote(path)
     system, inner = file_system(path)
     return system.open(inner, "rb")
+
+
+def is_chained(url: str) -> bool:
+    """Whether a URL names a file within another: `zip://*.txt::s3://bucket/pile.zip`. At a store, `::` is part of a
+    name."""
+    return "::" in url and url.partition("://")[0] not in PROTOCOLS
 
 
 @lru_cache(maxsize=8)  # cached: an archive's file system closes the archive when it is garbage-collected
@@ -39,6 +45,9 @@ def file_system(url: str) -> tuple[Any, str]:
     import fsspec
 
     try:
+        if "::" in url and not is_chained(url):
+            kind = fsspec.get_filesystem_class(url.partition("://")[0])
+            return kind(**kind._get_kwargs_from_urls(url)), kind._strip_protocol(url)
         return fsspec.core.url_to_fs(url)
     except (TypeError, AttributeError):  # the file system needs options that a URL cannot hold
         raise ValueError(f"a {url.partition('://')[0]}:// file system needs options besides the URL") from None

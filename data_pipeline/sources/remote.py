@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from data_pipeline.folders import is_corpus
 from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
-from data_pipeline.sources.open import file_system
+from data_pipeline.sources.open import file_system, is_chained
 from megaptm.errors import UserError
 from megaptm.storage.remote import cause_of_not_found
 
@@ -27,7 +27,7 @@ def list_url(url: str) -> Listing | None:
             f"source {url} cannot be listed ({cause}): correct the URL, or the endpoint and keys of its server."
         ) from None
     # A member found by `zip://*.txt::s3://bucket/pile.zip` keeps the chain to its archive.
-    _, chained, outside = url.partition("::")
+    _, chained, outside = url.partition("::") if is_chained(url) else (url, "", "")
     top = "" if kind == "file" else posixpath.basename(folder) or posixpath.basename(outside)
     listing = Listing(kind, [])
     corpora = _corpus_folders(entries)

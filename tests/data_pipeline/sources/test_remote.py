@@ -3,7 +3,10 @@
 import gzip
 import json
 import os
+import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import fsspec
 import pytest
@@ -52,6 +55,17 @@ def test_store_documents_equal_folder(bucket, tmp_path):
     there = reading(f"{bucket}/pile", part=1000)
     assert there.documents == reading(tmp_path / "pile").documents
     assert len(there.documents) == 501
+
+
+def test_colons_in_the_name_of_a_file_at_a_store(tmp_path):
+    """`::` divides the parts of a chained URL."""
+    written(tmp_path / "notes::2024.txt", "one")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = reading(f"http://127.0.0.1:{server.server_port}/notes::2024.txt")
+        server.shutdown()
+    assert (result.texts, result.counts) == (["one"], {})
 
 
 def test_missing_url_is_rejected(bucket):
