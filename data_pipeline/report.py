@@ -16,7 +16,7 @@ from rich.text import Text
 
 from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
-from data_pipeline.corpus.unknown import UnknownWords, merge_counts
+from data_pipeline.corpus.unknown import UnknownWords, describe_unknown, merge_counts
 from data_pipeline.document import DropCounts
 from data_pipeline.packing import Packing, merge_sums, packing_of, packing_table
 from megaptm.console import Console
@@ -104,8 +104,7 @@ class CorpusReport:
             shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
             console.print("languages: " + ", ".join(f"{name} {count:,}" for name, count in shown), highlight=False)
         if self.unknown_words:
-            shares = ", ".join(f"{name} {count.share:.1%}" for name, count in self.unknown_words.items())
-            console.print(Text(f"unknown words: {shares}"), soft_wrap=True)
+            console.print(Text(describe_unknown(self.unknown_words)), soft_wrap=True)
         composition = self.composition
         for name, sizes in (("group", self.groups), ("source", composition.sources), ("format", composition.formats)):
             if len(sizes) > 1:

@@ -83,6 +83,11 @@ def merge_counts(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, Unkn
     return dict(sorted(sums.items()))
 
 
+def describe_unknown(counts: Mapping[str, UnknownWords]) -> str:
+    """Return the share of unknown words in each language as text."""
+    return f"unknown words: {', '.join(f'{name} {count.share:.1%}' for name, count in counts.items())}"
+
+
 def warn_of_unknown(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
     """Return a warning for each language of a corpus with too many words that the tokenizer does not know. Kind `words`
     is excluded: it is designed that way."""

@@ -65,6 +65,7 @@ def _html_sections(report: ImageReport, valid_pictures: Sequence[Picture], dropp
     content = f"{len(report.labels):,} labels" if report.labels else f"texts of {report.tokens:,} tokens"
     yield f"<h1>Corpus {escape(report.folder)}</h1>"
     yield f"<p class=faint>id <code>{report.id}</code>; {content}</p>"
+    yield from (f"<p class=note>{escape(note)}</p>" for note in report.notes)
     yield tiles({name: f"{sum(picture[name] for picture in report.splits.values()):,}" for name in COUNTS})
     yield "<h2>Splits</h2>"
     rows = ([name, *(f"{counts[picture]:,}" for picture in COUNTS)] for name, counts in report.splits.items())

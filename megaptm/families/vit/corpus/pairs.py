@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.corpus.output import CorpusOutput
+from data_pipeline.corpus.unknown import merge_counts
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
@@ -111,13 +112,14 @@ def add_texts(
         work=work,
     )
     known = sum(item.samples for item in infos) - sum(map(len, rows))
-    dropped.add_many("text without tokens", known - sum(item.samples for item in encoded))
-    ids = iter(encoded)
+    dropped.add_many("text without tokens", known - sum(item.info.samples for item in encoded))
+    ids = iter(item.info for item in encoded)
     for split in SPLITS:
         finished[split] = [
             dataclasses.replace(item, info=_next_with_samples(ids)) if item.info else item for item in results[split]
         ]
-    return FinishedShards(finished, link_shards(finished, shards, output), [], dtype, tokenizer)
+    unknown = merge_counts(item.unknown for item in encoded)
+    return FinishedShards(finished, link_shards(finished, shards, output), [], dtype, tokenizer, unknown)
 
 
 def _next_with_samples(infos: Iterator[ShardInfo]) -> ShardInfo | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from data_pipeline.corpus.unknown import UnknownWords, describe_unknown
 from data_pipeline.document import DropCounts
 from data_pipeline.report import REPORT, drop_lines, histogram
 from megaptm.console import Console
@@ -36,6 +37,10 @@ class ImageReport:
     """Sources of some dropped images with their texts, by reason."""
     messages: dict[str, str]
     """Detailed message about the first image dropped for each reason, if there is one."""
+    unknown_words: dict[str, UnknownWords]
+    """Language, or script if the language is unknown -> number of words, and number of words with unknown tokens."""
+    notes: list[str]
+    """Warnings about words that the tokenizer does not know."""
     converted: dict[str, int]
     """Number of images that are kept, and converted when read, by the property that is converted."""
     sides: dict[int, int]
@@ -57,6 +62,8 @@ class ImageReport:
         results: Mapping[str, Sequence[ImageShardResult]],
         dropped: DropCounts,
         *,
+        unknown_words: Mapping[str, UnknownWords],
+        notes: list[str],
         size_name: str,
         workers: int,
         reused_jobs: int,
@@ -81,6 +88,8 @@ class ImageReport:
             dropped=dict(dropped.counts),
             examples=dropped.examples,
             messages=dropped.messages,
+            unknown_words=dict(unknown_words),
+            notes=notes,
             converted=dict(oddities),
             sides=dict(sides),
             size_name=size_name,
@@ -102,12 +111,14 @@ class ImageReport:
         executor = f"{self.workers} Ray workers" if self.workers else "one process"
         content = f"{len(self.labels):,} labels" if self.labels else f"texts of {self.tokens:,} tokens"
         console.print(Text(f"{content}; {sum(self.seconds.values()):.1f} s with {executor}"))
+        if self.unknown_words:
+            console.print(Text(describe_unknown(self.unknown_words)), soft_wrap=True)
         for line in self._report_lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
         console.print(histogram(self.sides, f"images by {self.size_name}"))
 
     def _report_lines(self) -> list[str]:
-        lines = drop_lines(self.dropped, self.examples, self.messages)
+        lines = [*drop_lines(self.dropped, self.examples, self.messages), *self.notes]
         for oddity, count in sorted(self.converted.items(), key=lambda item: -item[1]):
             lines.append(f"converted when read: {count:,} {oddity}")
         if empty := [name for name, count in self.labels.items() if not count]:

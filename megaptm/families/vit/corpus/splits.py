@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_pipeline.corpus.output import CorpusOutput
+from data_pipeline.corpus.unknown import UnknownWords
 from data_pipeline.folders import SHARDS
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
@@ -35,6 +36,8 @@ class FinishedShards:
     """Names of the labels of an image corpus."""
     dtype: str
     tokenizer: Tokenizer
+    unknown: Mapping[str, UnknownWords] = dataclasses.field(default_factory=dict)
+    """Number of words that the tokenizer does not know in the texts of images, by language."""
 
 
 def finish_labeled(results: Results, infos: Mapping[str, Sequence[ShardInfo]], names: Sequence[str]) -> FinishedShards:

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.corpus.training import TRAINING_BYTES, train_tokenizer
+from data_pipeline.corpus.unknown import UnknownWords, count_unknown
 from data_pipeline.corpus.work import JobRunner, job_key
-from data_pipeline.document import DropCounts
+from data_pipeline.document import Document, DropCounts
 from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
@@ -260,7 +261,16 @@ class EncodeJob:
     """Rows of the index with repeated images, which are dropped."""
 
 
-def encode_shard(job: EncodeJob) -> ShardInfo:
+@dataclass
+class EncodedShard:
+    """Shard of images whose index has the ids of their texts."""
+
+    info: ShardInfo
+    unknown: dict[str, UnknownWords]
+    """Number of words that the tokenizer does not know in the texts of images, by language."""
+
+
+def encode_shard(job: EncodeJob) -> EncodedShard:
     """Write the index of an image shard with the ids of its texts, under a new name."""
     tokenizer, max_ids = load(Path(job.tokenizer)), IMAGE_TEXTS.max_ids(job.dtype)
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
@@ -268,7 +278,9 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
     rows_of_index[:, TOKENS_AT] = 0  # this column held the image sketch
     kind = IMAGE_TEXTS.id_type(job.dtype)
     ids = np.zeros((len(rows_of_index), 8 * IMAGE_TEXTS.num_columns(job.dtype) // kind.itemsize), kind)
-    for number, encoded in enumerate(tokenizer.encode_batch(read_texts(job.folder, job.info.name))):
+    texts, unknown = read_texts(job.folder, job.info.name), dict[str, UnknownWords]()
+    for number, encoded in enumerate(tokenizer.encode_batch(texts)):
+        count_unknown(Document(texts[number], job.info.name), encoded, tokenizer, unknown)
         retained = encoded[:max_ids]
         ids[number, : len(retained)] = retained
         rows_of_index[number, TOKENS] = len(retained)
@@ -278,13 +290,14 @@ def encode_shard(job: EncodeJob) -> ShardInfo:
     rows = rows[rows[:, TOKENS] > 0]
     name = f"{job_key(encode_shard, job)}.tar"
     write_atomically(Path(job.folder, index_name(name)), npy_bytes(rows))
-    return replace(
+    info = replace(
         job.info,
         name=name,
         samples=len(rows),
         tokens=int(rows[:, TOKENS].sum()),
         index_sha256=file_sha256(str(Path(job.folder, index_name(name)))),
     )
+    return EncodedShard(info, unknown)
 
 
 def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: JobRunner) -> tuple[Tokenizer, str]:
@@ -314,7 +327,7 @@ def encode_shards(
     max_tokens: int,
     columns: int,
     work: JobRunner,
-) -> tuple[str, list[ShardInfo]]:
+) -> tuple[str, list[EncodedShard]]:
     """Encode the texts of image shards: return the manifest's `dtype`, and the shards with token ids in renamed
     indexes."""
     dtype = f"{'uint16' if tokenizer.vocabulary <= 1 << 16 else 'uint32'}[{max_tokens}]"
