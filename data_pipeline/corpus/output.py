@@ -33,6 +33,8 @@ from megaptm.storage.atomic_file import SUFFIX, sync
 
 MIN_STORED_SECONDS = 60.0
 """Minimum seconds of finished work that a failed build keeps instead of discarding."""
+REPLACED = "replaced"
+"""Subfolder of a build for the corpus that it replaces, until the new one has its name."""
 CACHE = "~/.cache/megaptm/builds"
 """Default scratch folder of corpora that are uploaded to a URL."""
 
@@ -98,7 +100,7 @@ class LocalOutput(CorpusOutput):
         home = self.out.with_name(self.out.name + BUILDING)
         self.homes = (home,) if scratch is None else (home, _own_folder(scratch, str(self.out)))
         self.scratch = self.homes[-1] / SCRATCH
-        self._replaced = home / "replaced"
+        self._replaced = home / REPLACED
 
     def begin(self) -> None:
         self._put_back()
@@ -182,6 +184,7 @@ def open_output(
             for home in output.homes:
                 home.mkdir(parents=True, exist_ok=True)
                 locks.enter_context(_lock_folder(home))
+                _refuse_other_entries(home)
             earlier = output.scratch.exists()
             try:
                 output.begin()
@@ -236,6 +239,14 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _refuse_other_entries(home: Path) -> None:
+    """Raise `UserError` if a folder in which a corpus is to be built has files of the user, which the build would
+    remove."""
+    for entry in home.iterdir():
+        if entry.name not in (SCRATCH, CORPUS, REPLACED) and not entry.name.startswith(".nfs"):
+            raise UserError(f"{entry} is in the way of the build: move it, or choose another folder as `out`.")
 
 
 def _remove_partial_files(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,9 @@ from megaptm.storage.retry import RetryPolicy
 MAX_DOWNLOADS = 3
 """Maximum number of downloads of a remote file whose hash is wrong."""
 QUARANTINE = "quarantine"
+MIRROR = re.compile(r".*-[0-9a-f]{16}")
+"""Pattern of names of folders with copies of a corpus: its name, and the start of its id. The folder of the cache may
+have other ones, such as local corpora, whose files are never removed."""
 ABANDONED_NS = 3600 * 10**9
 """Age of an unfinished file after which no process writes to it, relative to the newest file of the cache, or to now if
 that file is from a clock that is ahead."""
@@ -105,7 +109,8 @@ class Cache:
     def _list_copies(self) -> Iterator[tuple[int, int, Path]]:
         """Yield time of last use (ns), bytes and path of each copy in the cache, including unfinished ones."""
         for path in self.folder.glob("*/*"):
-            if path.name.endswith((".tar", ".index.npy", SUFFIX)):
+            is_own = path.parent.name == QUARANTINE or MIRROR.fullmatch(path.parent.name)
+            if is_own and path.name.endswith((".tar", ".index.npy", SUFFIX)):
                 with suppress(FileNotFoundError):
                     status = path.stat()
                     yield status.st_mtime_ns, status.st_size, path

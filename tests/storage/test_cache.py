@@ -10,7 +10,7 @@ HOUR = 3600
 
 
 def test_eviction_spares_downloads_of_other_processes(tmp_path):
-    folder = tmp_path / "cache/corpus"
+    folder = tmp_path / "cache/corpus-0123456789abcdef"
     folder.mkdir(parents=True)
     ages = {".train-000000.tar.7-ab.part": 2 * HOUR, ".train-000001.tar.8-cd.part": 10, "train-000002.tar": 0}
     for name, age in ages.items():
@@ -25,7 +25,7 @@ def test_eviction_spares_downloads_of_other_processes(tmp_path):
 
 def test_a_cache_filled_by_downloads_is_reported_once(tmp_path):
     """A file from a clock that is ahead does not make the downloads look abandoned."""
-    folder = tmp_path / "cache/corpus"
+    folder = tmp_path / "cache/corpus-0123456789abcdef"
     folder.mkdir(parents=True)
     now = time.time()
     for name, mtime in {".train-000000.tar.7-ab.part": now - 10, "train-000001.tar": now + 10 * HOUR}.items():
@@ -39,3 +39,14 @@ def test_a_cache_filled_by_downloads_is_reported_once(tmp_path):
     assert {path.name for path in folder.iterdir()} == {".train-000000.tar.7-ab.part", "train-000003.tar"}
     [report] = reports
     assert report.startswith(f"{tmp_path / 'cache'} exceeds data.max_cache_bytes (300), because unfinished downloads")
+
+
+def test_eviction_spares_files_of_the_user(tmp_path):
+    """`data.cache_dir` may be a folder with local corpora."""
+    (own := tmp_path / "scratch/books/train-000000.tar").parent.mkdir(parents=True)
+    own.write_bytes(bytes(200))
+    (tmp_path / "train-000001.tar").write_bytes(bytes(150))
+    copy = tmp_path / "scratch/web-0123456789abcdef/train-000001.tar"
+    cache = Cache(tmp_path / "scratch", max_bytes=300)
+    cache.fetch(str(tmp_path / copy.name), copy, sha256=hashlib.sha256(bytes(150)).hexdigest())
+    assert own.exists()

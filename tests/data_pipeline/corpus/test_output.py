@@ -72,6 +72,15 @@ def test_build_keeps_finished_work_of_killed_build(tmp_path):
     assert not {"left", "stale.tar", "scratch"} & entries(tmp_path / "corpus")
 
 
+def test_files_of_the_user_in_the_way_are_not_removed(tmp_path):
+    notes = tmp_path / "corpus.building/notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("of the user")
+    with pytest.raises(UserError, match=r"notes\.txt is in the way of the build"):
+        build(tmp_path / "corpus")
+    assert notes.read_text() == "of the user"
+
+
 class Killed(BaseException):
     """Raised before a system call."""
 
