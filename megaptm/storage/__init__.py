@@ -28,7 +28,7 @@ from megaptm.storage.files import (
     upload,
     writable_path,
 )
-from megaptm.storage.journal import JournalFile, is_finite_number, is_nonfinite, now, parse_journal
+from megaptm.storage.journal import JournalFile, is_finite_number, is_number_or_nan, now, parse_journal
 from megaptm.storage.remote import PROTOCOLS
 from megaptm.storage.retry import RetryPolicy
 from megaptm.storage.safe_files import refuse_link, safe_open

@@ -106,3 +106,8 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
 def is_nonfinite(value: Any) -> bool:
     """Whether a JSON value is infinity or NaN."""
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def is_number_or_nan(value: Any) -> TypeGuard[float]:
+    """Whether a JSON value is a number that fits into a float, or infinity or NaN."""
+    return is_finite_number(value) or is_nonfinite(value)

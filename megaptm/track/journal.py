@@ -28,8 +28,7 @@ from pydantic.dataclasses import dataclass
 from megaptm.errors import UserError
 from megaptm.storage import (
     JournalFile,
-    is_finite_number,
-    is_nonfinite,
+    is_number_or_nan,
     parse_journal,
     parse_json,
     regular_file,
@@ -43,6 +42,13 @@ FILE = "metrics.jsonl"
 STATE = "track.json"
 OTHER_STATE = "track-{}.json"
 REMEDY = "remove it"
+MAX_TIME = float(1 << 40)
+"""Maximum time in the journal of metrics. Databases store 64 bits of milliseconds."""
+MAX_STEP = 1 << 53
+OTHER_FIELDS = {"params": dict, "artifact": str, "status": str}
+"""Fields of the journal of metrics that are no numbers, and their types."""
+STATUSES = ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
+"""MLflow's statuses of a run."""
 OWN_METRICS = frozenset(
     (
         *("time", "step", "params", "artifact", "status", "loss", "loss_weight", "loss_scale", "learning_rate"),
@@ -93,21 +99,41 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
         return []
     records = (parse_record(line) for line in regular_file(path).read_bytes().splitlines())
     return [
-        {key: value for key, value in record.items() if is_finite_number(value) or is_nonfinite(value)}
+        {key: value for key, value in record.items() if key not in OTHER_FIELDS}
         for record in records
-        if record is not None and is_finite_number(record.get("step"))
+        if record is not None and "step" in record
     ]
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Parse one line of the journal of metrics; None for a line truncated by a crash."""
+    """Parse one line of the journal of metrics, without fields of the wrong type, which would block the upload of later
+    lines; None for a line truncated by a crash."""
     record = next(parse_journal(line), None)
-    if record is None:
+    if record is None or record["time"] > MAX_TIME or (b"\\u" in line and not _can_be_encoded(record)):
         return None
-    return {
+    values = {
         key: float(value) if isinstance(value, str) and value in ("inf", "-inf", "nan") else value
         for key, value in record.items()
     }
+    return {key: value for key, value in values.items() if _is_valid(key, value)}
+
+
+def _is_valid(key: str, value: Any) -> bool:
+    """Whether a field of the journal of metrics has the type that its readers and the loggers expect."""
+    if key == "step":
+        return type(value) is int and abs(value) < MAX_STEP
+    if key in OTHER_FIELDS:
+        return isinstance(value, OTHER_FIELDS[key]) and (key != "status" or value in STATUSES)
+    return is_number_or_nan(value)
+
+
+def _can_be_encoded(record: Mapping[str, Any]) -> bool:
+    """Whether the names and texts of a record have no halves of surrogate pairs, which no logger can store."""
+    try:
+        json.dumps(record, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(config=ConfigDict(extra="forbid"))

@@ -206,8 +206,8 @@ class MlflowRun:
 
     def _send_file(self, path: Path) -> None:
         # An untrusted journal may name any file of the user, or a link to one.
-        inside = path.resolve().is_relative_to(self._run.resolve())
-        if inside and path.exists():  # files removed in the meantime are skipped
+        # Files removed in the meantime are skipped.
+        if os.path.isfile(path) and path.resolve().is_relative_to(self._run.resolve()):
             self._client.log_artifact(self._id, str(path))
 
 

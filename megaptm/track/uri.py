@@ -27,6 +27,8 @@ LOGIN_VARIABLES = (
 """Environment variables with credentials that MLflow sends to any server."""
 CREDENTIALS = Path("~/.mlflow/credentials")
 """File with credentials that MLflow sends to any server."""
+DATABASE_LOGINS = {"postgresql": "PGPASSWORD", "mysql": "MYSQL_PWD"}
+"""Environment variable with the password that the client of a database sends to any server, by URI scheme."""
 
 
 def default_uri(run: Path) -> str:
@@ -69,23 +71,26 @@ def trust_typed_uri(arguments: Sequence[str], uri: str | None) -> None:
 
 def refuse_foreign_server(uri: str) -> None:
     """Raise `UserError` if MLflow would send the user's credentials to a server that only an untrusted config names."""
-    if not is_server(uri) or _origin_of(uri) in [
-        _origin_of(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)
-    ]:
-        return
-    logins = [name for name in LOGIN_VARIABLES if os.environ.get(name)]
-    if CREDENTIALS.expanduser().exists():
-        logins.append(str(CREDENTIALS))
-    if logins:
+    trusted = [_origin_of(os.environ.get(name, "")) for name in (MLFLOW_URI, TYPED_URI)]
+    if _origin_of(uri) not in trusted and (logins := _find_logins(uri)):
         raise UserError(
             f"track.uri ({uri}) is set only in the config file, and MLflow would send the login in {logins[0]} to it: "
             f"set {MLFLOW_URI}={uri} in the environment if you trust that server, or set track.enabled=false."
         )
 
 
+def _find_logins(uri: str) -> list[str]:
+    """Return the variables and files with credentials of the user that MLflow would send to this URI."""
+    if not is_server(uri):
+        variable = DATABASE_LOGINS.get(_scheme_of(uri), "")
+        return [variable] if os.environ.get(variable) else []
+    files = [str(CREDENTIALS)] if CREDENTIALS.expanduser().exists() else []
+    return [name for name in LOGIN_VARIABLES if os.environ.get(name)] + files
+
+
 def refuse_other_scheme(uri: str) -> None:
     """Raise `UserError` unless MLflow would use a server or a database; for anything else it may create files."""
-    scheme = uri.strip().partition(":")[0].partition("+")[0].lower()
+    scheme = _scheme_of(uri)
     if ":" not in uri and scheme not in ("databricks", "databricks-uc"):
         scheme = "file"
     allows_files = os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() == "true"
@@ -101,6 +106,11 @@ def refuse_other_scheme(uri: str) -> None:
 def is_server(uri: str) -> bool:
     """Whether MLflow would send requests to this URI. Like MLflow, it accepts `HTTP://` and leading spaces."""
     return _origin_of(uri)[0] in ("http", "https")
+
+
+def _scheme_of(uri: str) -> str:
+    """Return the scheme of a URI, without the driver of a database."""
+    return uri.strip().partition(":")[0].partition("+")[0].lower()
 
 
 def _origin_of(uri: str) -> tuple[str, str | None, int | None, str]:

@@ -10,6 +10,7 @@ from megaptm.errors import UserError
 from megaptm.run.folder import config_variables, read_config
 from megaptm.track import Tracker, upload
 from megaptm.track.uri import (
+    DATABASE_LOGINS,
     LOGIN_VARIABLES,
     MLFLOW_URI,
     TYPED_URI,
@@ -25,7 +26,7 @@ CONFIG = ROOT / "configs/gpt2/tiny.yaml"
 
 @pytest.fixture(autouse=True)
 def without_login(monkeypatch, tmp_path):
-    for name in (*LOGIN_VARIABLES, MLFLOW_URI, TYPED_URI):
+    for name in (*LOGIN_VARIABLES, *DATABASE_LOGINS.values(), MLFLOW_URI, TYPED_URI):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -112,6 +113,17 @@ def test_login_in_the_credentials_file_counts(tmp_path):
 
 def test_database_needs_no_login(token):
     refuse_foreign_server("sqlite:////srv/mlflow.db")
+
+
+def test_password_of_databases_is_not_sent_to_a_foreign_one(monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    for uri in ("mysql://foreign.example/db", "sqlite:////srv/mlflow.db"):
+        refuse_foreign_server(uri)
+    uri = "postgresql+psycopg2://foreign.example/db"
+    with pytest.raises(UserError, match="MLflow would send the login in PGPASSWORD to it"):
+        refuse_foreign_server(uri)
+    monkeypatch.setenv(MLFLOW_URI, uri)
+    refuse_foreign_server(uri)
 
 
 def test_uri_on_the_command_line_is_trusted(token):
