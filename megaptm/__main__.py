@@ -42,7 +42,7 @@ from megaptm.errors import (
     storage_errors_as_user_errors,
 )
 from megaptm.plugins import EXTENSIONS, attributes, registered_attributes
-from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodable
+from megaptm.processes import collect_garbage_rarely, end_now, escape_log_messages, replace_unencodable
 
 
 class Commands(FamilyGroup):
@@ -124,6 +124,7 @@ def run() -> NoReturn:
     """Run the program `megaptm`."""
     collect_garbage_rarely()
     replace_unencodable()
+    escape_log_messages()
     try:
         main(prog_name="megaptm")
     except SystemExit as end:

@@ -8,13 +8,14 @@ import ctypes
 import errno
 import gc
 import io
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from megaptm.errors import EXIT_FAILURE
+from megaptm.errors import EXIT_FAILURE, printable
 
 PR_SET_PDEATHSIG = 1
 
@@ -54,6 +55,17 @@ def replace_unencodable() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def escape_log_messages() -> None:
+    """Escape control characters in the warnings that Python prints: they may quote the files of a received run."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PrintableFormatter())
 
 
 def collect_garbage_rarely() -> None:

@@ -1,6 +1,7 @@
 """Untrusted texts and names are shown literally on the terminal."""
 
 import io
+import logging
 
 import pytest
 from rich.table import Table
@@ -8,6 +9,8 @@ from rich.table import Table
 from megaptm.commands.output import echo
 from megaptm.console import Console
 from megaptm.errors import printable
+from megaptm.processes import escape_log_messages
+from megaptm.report.terminal import TimedLog
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,18 @@ def test_escape_sequences_in_tables_are_escaped():
 def test_echo_escapes_control_characters(capsys):
     echo("run \x1b[2J is there")
     assert capsys.readouterr().out == "run \\x1b[2J is there\n"
+
+
+def test_startup_log_escapes_control_characters():
+    stream = io.StringIO()
+    TimedLog(stream=stream)("starts with the weights of runs/\x1b[2J")
+    assert stream.getvalue().endswith("s  starts with the weights of runs/\\x1b[2J\n")
+
+
+def test_warnings_escape_control_characters(monkeypatch, capsys):
+    """The upload state of a received run names any folder."""
+    monkeypatch.setattr(logging.lastResort, "formatter", None)
+    escape_log_messages()
+    record = logging.LogRecord("megaptm", logging.WARNING, "", 0, "a copy of %s", ("/runs/\x1b[2J",), None)
+    logging.lastResort.handle(record)
+    assert capsys.readouterr().err == "a copy of /runs/\\x1b[2J\n"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from megaptm.commands.output import echo
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def launched_run(
     if dry_run and (branch is not None or back_to is not None):
         raise UserError("--dry-run changes nothing, so it cannot be used with from= and --back-to: leave it out.")
     if back_to is not None:
-        click.echo(go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change), err=True)
+        echo(go_back(config, back_to, skip=skip_data or 0, overrides=overrides, change=change), err=True)
     with created_branch(branch):
         yield (config, overrides, change) if branch is None else (branch.run, branch.overrides, True)
 

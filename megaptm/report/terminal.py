@@ -84,7 +84,8 @@ def describe_resume(step: int, before: Mapping[str, Any], config: Config) -> str
 
 
 class TimedLog:
-    """A log of startup actions, each line with the seconds since the process started."""
+    """A log of startup actions, each line with the seconds since the process started, and control characters
+    escaped."""
 
     def __init__(self, *, enabled: bool = True, stream: TextIO | None = None) -> None:
         self._enabled, self._stream = enabled, stream
@@ -93,7 +94,8 @@ class TimedLog:
 
     def __call__(self, message: str) -> None:
         if self._enabled:
-            print(f"{time.monotonic() - self._start_time:6.1f} s  {message}", file=self._stream, flush=True)
+            line = f"{time.monotonic() - self._start_time:6.1f} s  {printable(message)}"
+            print(line, file=self._stream, flush=True)
 
 
 def format_duration(seconds: float) -> str:

@@ -319,7 +319,7 @@ class StepReport(Callback):
             print(f"sending the last metrics to {titles}", flush=True)
         self.tracker.close()
         if self.config.track.enabled and (look := view_instructions(self.run)):
-            print(f"curves: {', then '.join(look)}", flush=True)
+            print(printable(f"curves: {', then '.join(look)}"), flush=True)
 
 
 def _trace_text(trace: StepTrace) -> str:
@@ -344,7 +344,7 @@ def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
 
 
 class _LogLines:
-    """Output of metrics for logs: one line per record."""
+    """Output of metrics for logs: one line per record, with control characters of names escaped."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -353,39 +353,38 @@ class _LogLines:
 
     def first_step(self, step: int, seconds: float | None) -> None:
         if seconds is not None:
-            print(f"step {step}/{self.steps}  done {seconds:.1f} s after the command", flush=True)
+            self.note(step, f"done {seconds:.1f} s after the command")
 
     def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         norm = metrics.get("gradient_norm")
-        print(
-            f"step {step}/{self.steps}  loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
+        self.note(
+            step,
+            f"loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
             f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  "
             f"{format_duration(metrics['seconds_left'])} left",
-            flush=True,
         )
 
     def note(self, step: int, text: str) -> None:
-        print(f"step {step}/{self.steps}  {text}", flush=True)
-
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        losses = f"{metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}"
-        print(f"step {step}/{self.steps}  validation loss {losses}", flush=True)
-
-    def epoch(self, step: int, corpus: str, epoch: int) -> None:
-        print(f"step {step}/{self.steps}  epoch {epoch} of {printable(corpus)} starts", flush=True)
-
-    def weights(self, step: int, changes: str) -> None:
-        print(f"step {step}/{self.steps}  from now on: {printable(changes)}", flush=True)
-
-    def saved(self, step: int, seconds: float) -> None:
-        print(f"step {step}/{self.steps}  saved in {seconds:.1f} s", flush=True)
-
-    def trace(self, step: int, text: str) -> None:
         print(f"step {step}/{self.steps}  {printable(text)}", flush=True)
 
+    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.note(step, f"validation loss {metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}")
+
+    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+        self.note(step, f"epoch {epoch} of {corpus} starts")
+
+    def weights(self, step: int, changes: str) -> None:
+        self.note(step, f"from now on: {changes}")
+
+    def saved(self, step: int, seconds: float) -> None:
+        self.note(step, f"saved in {seconds:.1f} s")
+
+    def trace(self, step: int, text: str) -> None:
+        self.note(step, text)
+
     def stopped(self, step: int, reason: str) -> None:
-        print(f"step {step}/{self.steps}  stopped: {printable(reason)}", flush=True)
+        self.note(step, f"stopped: {reason}")
 
     def close(self) -> None: ...
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megaptm.config import Config, load, resolve
 from megaptm.config.schedule import config_warnings
-from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, storage_errors_as_user_errors
+from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, printable, storage_errors_as_user_errors
 from megaptm.processes import end_with_parent
 from megaptm.report.terminal import STARTED_BY, TimedLog, next_commands
 from megaptm.resilience.events import Events, ExitEvent, StopSignalEvent
@@ -131,5 +131,5 @@ def _run_rank(
     if job.report and job.source and code in (0, EXIT_CONTINUE):
         command = shlex.split(os.environ.get(STARTED_BY, "train"))
         lines = next_commands(job.config, job.source.tokenizer, done=code == 0, start=command)
-        print("\n".join(["next:", *(f"  {line}" for line in lines)]), flush=True)
+        print("\n".join(["next:", *(f"  {printable(line)}" for line in lines)]), flush=True)
     return code

@@ -14,7 +14,13 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.processes import collect_garbage_rarely, end_now, replace_unencodable, survive_closed_terminal
+from megaptm.processes import (
+    collect_garbage_rarely,
+    end_now,
+    escape_log_messages,
+    replace_unencodable,
+    survive_closed_terminal,
+)
 
 
 @click.command()
@@ -23,6 +29,7 @@ def main(run: str) -> None:
     survive_closed_terminal()
     collect_garbage_rarely()
     replace_unencodable()
+    escape_log_messages()
     try:
         with resource_errors_as_user_errors(), storage_errors_as_user_errors(run):
             from megaptm.train.run import run_worker

@@ -5,7 +5,7 @@ import re
 
 from megaptm import console
 from megaptm.track import read_metrics
-from megaptm.train.metrics import _ProgressBar
+from megaptm.train.metrics import _LogLines, _ProgressBar
 from tests.drills.program import arguments
 from tests.forked import megaptm
 
@@ -32,3 +32,12 @@ def test_progress_bar_shows_the_remaining_time_of_the_run(monkeypatch):
     assert "41/100" in terminal.file.getvalue()
     assert "1:30:00 left" in terminal.file.getvalue()
     bar.close()
+
+
+def test_lines_of_a_log_escape_control_characters(capsys):
+    lines = _LogLines(10)
+    lines.epoch(3, "corpora/\x1b[2J", 2)
+    lines.validation(3, {"validation/loss": 1.0, "validation/\x1b[2J/loss": 2.0})
+    assert capsys.readouterr().out == (
+        "step 3/10  epoch 2 of corpora/\\x1b[2J starts\nstep 3/10  validation loss 1.0000 (\\x1b[2J 2.0000)\n"
+    )
