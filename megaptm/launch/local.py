@@ -37,7 +37,7 @@ from megaptm.launch.worker_group import (
 from megaptm.python_path import module_command
 from megaptm.report.terminal import run_title
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, RestartEvent, has_rolled_back
+from megaptm.resilience.events import RestartEvent, has_rolled_back, record_events
 from megaptm.resilience.failures import (
     failed_exits,
     report_exits,
@@ -89,7 +89,7 @@ def train(
                 "neither torchrun nor srun."
             )
         message = go_back(config, back_to, skip=skip_data, overrides=overrides, change=change or _can_ask())
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
     with created_branch(branch, is_creator=rank_environment is None or rank_environment.rank == 0):
         return _train(config, overrides, rank_environment, change=change)
 
@@ -199,8 +199,7 @@ def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: A
         print(policy.describe_restart(), file=sys.stderr, flush=True)
         if stopped_by := _wait_for_signal(policy.pause):
             return report_stop(stopped_by, run=run)
-        with Events(run) as events:
-            events.write(RestartEvent(start=start))
+        record_events(run, RestartEvent(start=start))
     raise AssertionError
 
 

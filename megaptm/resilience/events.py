@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import groupby, takewhile
 from pathlib import Path
@@ -378,6 +379,14 @@ class Events:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def record_events(run: Path, *events: Event) -> None:
+    """Append events about a failure to a run's journal. They are lost if its disk fails, which must not change the exit
+    code or prevent a restart."""
+    with suppress(OSError), Events(run) as journal:
+        for event in events:
+            journal.write(event)
 
 
 def read_events(run: Path) -> list[dict[str, Any]]:

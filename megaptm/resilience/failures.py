@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 import sys
@@ -11,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError, printable
-from megaptm.resilience.events import Event, Events, InterruptEvent, StopSignalEvent, WorkerLostEvent, last_saved_step
+from megaptm.resilience.events import (
+    Event,
+    InterruptEvent,
+    StopSignalEvent,
+    WorkerLostEvent,
+    last_saved_step,
+    record_events,
+)
 from megaptm.resilience.watchdog import Hang, format_ranks
 
 USER_ERROR = "error: "
@@ -169,9 +175,8 @@ def report_exits(
     stopped_by = next((number for number in forwarded if cause.was_ended_by(number)), None)
     if stopped_by is not None:
         return report_stop(stopped_by, run=run)
-    with Events(run) as events:
-        node = nodes[cause.rank] if nodes and cause.is_fault_of_node else None
-        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
+    node = nodes[cause.rank] if nodes and cause.is_fault_of_node else None
+    record_events(run, WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
     if cause.user_error is not None:
         raise UserError(cause.user_error)
     print(printable(describe_failure(cause)), file=sys.stderr)
@@ -184,8 +189,7 @@ def report_exits(
 def report_stop(number: int, *, run: Path) -> int:
     """Print and record that a signal stopped a run while its processes made no step; return the exit code."""
     name = signal.Signals(number).name
-    with Events(run) as events:
-        events.write(StopSignalEvent(signal=name))
+    record_events(run, StopSignalEvent(signal=name))
     print(f"Stopped by {name} before the first step; earlier checkpoints are intact.", file=sys.stderr)
     return EXIT_CONTINUE
 
@@ -206,9 +210,7 @@ def report_hang(hang: Hang, *, run: Path, signals: Collection[int] = ()) -> int:
             "still starting and was killed. Earlier checkpoints are intact."
         )
     print(printable(message), file=sys.stderr, flush=True)
-    # A full or failing disk may have caused the hang, and must not prevent the exit.
-    with contextlib.suppress(OSError), Events(run) as events:
-        events.write(event)
+    record_events(run, event)
     return EXIT_CONTINUE
 
 
@@ -218,6 +220,5 @@ def report_interrupt(*, run: Path) -> int:
     result = f"the newest checkpoint is of step {step}" if step else "no checkpoint was saved"
     print(f"Exited without saving; {result}.", file=sys.stderr, flush=True)
     if run.exists():
-        with Events(run) as events:
-            events.write(InterruptEvent())
+        record_events(run, InterruptEvent())
     return EXIT_INTERRUPTED

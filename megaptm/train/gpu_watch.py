@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from megaptm.node import node_name
-from megaptm.resilience.events import Events, GpuFaultEvent
+from megaptm.resilience.events import GpuFaultEvent, record_events
 
 POLL_SECONDS = 10.0
 MAX_EVENTS = 1000
@@ -132,5 +132,4 @@ def report_fault(run: Path, rank: int, gpu: int, problem: str) -> None:
     """Print and record a fault of a rank's GPU."""
     host = node_name()
     print(f"warning: GPU {gpu} of {host} (rank {rank}): {problem}.", file=sys.stderr, flush=True)
-    with contextlib.suppress(OSError), Events(run) as events:
-        events.write(GpuFaultEvent(rank=rank, gpu=gpu, host=host, problem=problem))
+    record_events(run, GpuFaultEvent(rank=rank, gpu=gpu, host=host, problem=problem))

@@ -1,7 +1,9 @@
 """The journal contains each event of each process in order, also after crashes."""
 
 import dataclasses
+import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -115,3 +117,14 @@ def test_last_saved_step_counts_unrecorded_commits(tmp_path):
     assert last_saved_step(tmp_path) == 10
     store.commit(20, {}, ranks=1)
     assert last_saved_step(tmp_path) == 20
+
+
+def test_disk_that_fails_does_not_add_a_failure(faulty_files, tmp_path):
+    """A full disk made the report of a killed rank fail, and prevented the restart."""
+    code = (
+        "import sys; from pathlib import Path; from megaptm.resilience.events import InterruptEvent, record_events\n"
+        "record_events(Path(sys.argv[1]), InterruptEvent())"
+    )
+    environment = {**os.environ, **faulty_files(("write", "events.jsonl", errno.ENOSPC, -1))}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
+    assert read_events(tmp_path) == []

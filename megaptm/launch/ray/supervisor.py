@@ -26,7 +26,7 @@ from megaptm.plugins import ALLOW_CODE
 from megaptm.python_path import named_folders
 from megaptm.report.terminal import STARTED_BY
 from megaptm.resilience.attempt import Attempt
-from megaptm.resilience.events import Events, NodeExcludedEvent, RestartEvent, has_rolled_back
+from megaptm.resilience.events import NodeExcludedEvent, RestartEvent, has_rolled_back, record_events
 from megaptm.resilience.failures import (
     failed_exits,
     report_exits,
@@ -196,10 +196,8 @@ class Supervisor:
         if self._attempt.start == 1:
             log_launch(self._run)
         else:
-            with Events(self._run) as events:
-                layout = reservation.layout.model_dump()
-                processes = reservation.layout.processes
-                events.write(RestartEvent(start=self._attempt.start, layout=layout, processes=processes))
+            layout, processes = reservation.layout.model_dump(), reservation.layout.processes
+            record_events(self._run, RestartEvent(start=self._attempt.start, layout=layout, processes=processes))
         assignments = ", ".join(map(str, reservation.assignments))
         print(f"Start {self._attempt.start}: {assignments}; logs of the ranks: {self._logs}", flush=True)
 
@@ -219,9 +217,7 @@ class Supervisor:
                 return None
             may_pass = code == EXIT_FAILURE and root_cause(failed_exits(outcome.ends)).is_fault_of_machine
             return None if may_pass and self._may_restart("failed") else code
-        with Events(self._run) as events:
-            for loss in outcome.loss_events(stopping=bool(self._stop_signals)):
-                events.write(loss)
+        record_events(self._run, *outcome.loss_events(stopping=bool(self._stop_signals)))
         for assignment in outcome.lost:
             print(f"Lost node {assignment.node.address}, with {assignment}.", file=sys.stderr, flush=True)
         for assignment in outcome.broken:
@@ -254,12 +250,11 @@ class Supervisor:
 
     def _exclude_nodes(self) -> None:
         """Exclude Ray nodes that fail repeatedly from the next starts."""
-        with Events(self._run) as events:
-            for node in self._sick.exclude():
-                print(
-                    f"Node {node} was lost, or ranks on it crashed or hung, at least twice: it is used again only if "
-                    "the others are too few.",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                events.write(NodeExcludedEvent(node=node))
+        for node in self._sick.exclude():
+            print(
+                f"Node {node} was lost, or ranks on it crashed or hung, at least twice: it is used again only if the "
+                "others are too few.",
+                file=sys.stderr,
+                flush=True,
+            )
+            record_events(self._run, NodeExcludedEvent(node=node))

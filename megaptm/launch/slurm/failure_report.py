@@ -18,7 +18,6 @@ from megaptm.launch.restart_policy import MAX_FAULTS, Ending, RestartPolicy, Sic
 from megaptm.resilience.events import (
     START_KINDS,
     CheckpointEvent,
-    Events,
     HangEvent,
     LaunchEvent,
     NodeExcludedEvent,
@@ -26,8 +25,10 @@ from megaptm.resilience.events import (
     WorkerLostEvent,
     has_rolled_back,
     is_newest,
+    record_events,
 )
 from megaptm.resilience.failures import ProcessExit, describe_failure, root_cause
+from megaptm.storage import write_atomically
 
 ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(.+))$", re.MULTILINE)
 EXIT_HUNG_AGAIN = 70
@@ -98,9 +99,8 @@ def report(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, st
         return 0 if RestartPolicy(run).may_restart("interrupted", progress=_has_saved(run)) else EXIT_UNSAVED
     cause = root_cause([end for _, end in failed])
     host = next(host for host, end in failed if end is cause)
-    with Events(run) as events:
-        node = host if cause.is_fault_of_node else None
-        events.write(WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
+    node = host if cause.is_fault_of_node else None
+    record_events(run, WorkerLostEvent(rank=cause.rank, code=cause.code, problem=cause.problem, node=node))
     click.echo(f"On {host}, {printable(describe_failure(cause))}\nLogs of the ranks: {logs}.")
     return (restart("failed") if cause.is_fault_of_machine else None) or EXIT_FAILURE
 
@@ -118,21 +118,21 @@ def _restart_code(policy: RestartPolicy, sick: SickNodes, ending: Ending, *, sta
         return EXIT_CONTINUE
     click.echo(policy.describe_restart())
     time.sleep(policy.pause)
-    with Events(policy.run) as events:
-        events.write(RestartEvent(start=start + 2))
+    record_events(policy.run, RestartEvent(start=start + 2))
     return EXIT_RESTART
 
 
 def _exclude_nodes(sick: SickNodes, logs: Path, *, removable: int) -> None:
     """Write the nodes that failed repeatedly to `logs`/sick-nodes, at most `removable`; print and record them."""
     nodes = sick.find()
-    with contextlib.suppress(OSError), Events(sick.run) as events:  # a full disk must not change the exit code
-        (logs / "sick-nodes").write_text("".join(f"{node}\n" for node in nodes[:removable]))
-        for node in nodes[:removable]:
-            events.write(NodeExcludedEvent(node=node))
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
+        write_atomically(logs / "sick-nodes", "".join(f"{node}\n" for node in nodes[:removable]).encode())
+        record_events(sick.run, *(NodeExcludedEvent(node=node) for node in nodes[:removable]))
     for number, node in enumerate(nodes):
         effect = "the next start of the job excludes it" if number < removable else "the job cannot start without it"
-        click.echo(f"Ranks on {node} crashed or hung {MAX_FAULTS} times or more in {sick.hours:g} hours: {effect}.")
+        click.echo(
+            f"Ranks on {printable(node)} crashed or hung {MAX_FAULTS} times or more in {sick.hours:g} hours: {effect}."
+        )
 
 
 def _has_hung(run: Path) -> bool:
