@@ -1,6 +1,7 @@
 """Imports point one way: a table of allowed imports, compared with all modules, also inside functions."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -376,6 +377,13 @@ def test_engine_imports_no_loggers():
     code = "import sys, megaptm.parallel.build; print({'wandb', 'tensorboard'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
+
+
+def test_children_do_not_search_the_working_directory():
+    """`python_path.module_command` starts them with -P: the working directory may be a received folder."""
+    command = re.compile(r'sys\.executable,\s*"-(?!P")')
+    paths = [*modules("megaptm"), *modules("data_pipeline")]
+    assert [str(path) for path in paths if command.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_layers_and_losses_do_not_import_models():

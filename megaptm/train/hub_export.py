@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.plugins import ALLOW_CODE, named_modules
 from megaptm.processes import end_with_parent
+from megaptm.python_path import module_command
 
 FOLDER = "hf"
 """Folder in that of a checkpoint with its copy."""
@@ -38,7 +38,7 @@ def export_copy(run: Path, config: Config, step: int) -> None:
     words += ["--push-to", hub.push_to] if hub.push_to is not None else []
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "megaptm", *words],
+            module_command("megaptm", *words),
             env=_environment(config),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
