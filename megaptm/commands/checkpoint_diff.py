@@ -101,5 +101,5 @@ def _recipe(checkpoint: RunCheckpoint) -> dict[str, Any]:
 
 
 def _format_numbers(label: str, numbers: tuple[int | None, int | None]) -> str:
-    before, after = ("unknown" if number is None else f"{number:,}" for number in numbers)
+    before, after = (f"{number:,}" if isinstance(number, int) else "unknown" for number in numbers)
     return f"{label}: {before} -> {after}"

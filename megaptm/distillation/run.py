@@ -208,7 +208,7 @@ def refuse_other_teacher(checkpoint: Checkpoint, teacher: str | None) -> None:
     checkpoints lack the settings.
     """
     (before, _, settings_before), (now, _, settings_now) = (
-        (identifier or "").partition(LOGITS_SEPARATOR) for identifier in (checkpoint.state.get("teacher"), teacher)
+        str(identifier or "").partition(LOGITS_SEPARATOR) for identifier in (checkpoint.state.get("teacher"), teacher)
     )
     if not checkpoint.step:
         return

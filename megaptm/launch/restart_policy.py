@@ -116,6 +116,7 @@ def node_faults(run: Path) -> dict[str, list[float]]:
     start, faults = 0, dict[str, dict[int, float]]()
     for event in read_events(run):
         start += event["kind"] in START_KINDS
-        if event["kind"] in (HangEvent.kind, NodeLostEvent.kind, WorkerLostEvent.kind) and event.get("node"):
-            faults.setdefault(event["node"], {})[start] = event["time"]
+        is_fault = event["kind"] in (HangEvent.kind, NodeLostEvent.kind, WorkerLostEvent.kind)
+        if is_fault and isinstance(node := event.get("node"), str) and node:
+            faults.setdefault(node, {})[start] = event["time"]
     return {node: [*times.values()] for node, times in faults.items()}

@@ -17,7 +17,7 @@ import yaml
 from pydantic import ValidationError
 
 from megaptm.checkpoint.committed import FOLDER, find_committed
-from megaptm.checkpoint.files import list_names, remove_tree
+from megaptm.checkpoint.files import list_names, remove_tree, write_with_retries
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.config import Layout, load_run
@@ -217,9 +217,9 @@ def _set_key(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def write_recipe(run: Path, values: Mapping[str, Any]) -> None:
-    """Write the config of a run that is not training."""
-    content = yaml.dump(dict(values), Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
-    write_atomically(run / CONFIG, content.encode())
+    """Write the config of a run, which does not train at that moment. A short failure of the disk is retried."""
+    content = yaml.dump(dict(values), Dumper=YamlDumper, sort_keys=False, allow_unicode=True).encode()
+    write_with_retries(f"write {CONFIG}", run, lambda: write_atomically(run / CONFIG, content))
 
 
 def _link_tree(source: Path, target: Path) -> None:
@@ -281,7 +281,7 @@ def describe_new_branch(run: Path, start: int) -> str | None:
 
 def find_returns(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the events by which a run went back to an earlier step."""
-    return [event for event in events if event["kind"] == BackEvent.kind]
+    return [event for event in events if event["kind"] == BackEvent.kind and "step" in event]
 
 
 def is_abandoned(record: Mapping[str, Any], returns: Iterable[Mapping[str, Any]]) -> bool:

@@ -239,6 +239,6 @@ def recorded_changes(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
             case ChangeEvent.kind:
                 before, after = (value if isinstance(value := event.get(name), dict) else {} for name in SIDES)
                 text = ", ".join(f"{key} {before.get(key)} to {after[key]}" for key in after)
-        if text:
+        if text and "step" in event:
             marks.setdefault(event["step"], []).append(text)
     return {step: "; ".join(texts) for step, texts in marks.items()}

@@ -28,6 +28,7 @@ from megaptm.storage import (
     remove_file,
     shown,
     upload,
+    validate_file_name,
 )
 
 LATEST = "latest"
@@ -155,10 +156,19 @@ def fetch_run(text: str, folder: Path) -> int:
         _refuse_other_files(str(folder))
     if step not in find_committed(folder):
         fetch_checkpoint(source, step, folder)
-    for name in list_files(join_path(source, "tokenizer")):
+    for name in _list_tokenizer(source):
         download(join_path(source, "tokenizer", name), folder / "tokenizer" / name)
     download(config, folder / CONFIG)
     return step
+
+
+def _list_tokenizer(source: str) -> list[str]:
+    """Return the names of the tokenizer's files in a folder or at a URL; raise `UserError` for an invalid name."""
+    names = [name for name in list_files(join_path(source, "tokenizer")) if name]  # some stores list the folder itself
+    try:
+        return [validate_file_name(name) for name in names]
+    except ValueError as error:
+        raise UserError(f"{join_path(source, 'tokenizer')}: {error}: copy the checkpoint there again.") from None
 
 
 def _refuse_other_run(run: Path, target: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.errors import UserError
 from megaptm.objectives.compose import named_files
+from megaptm.run.held_out import entries_by_step
 from megaptm.spec import LayerlessSpec, ModelSpec
 from megaptm.storage import regular_file, shown
 
@@ -86,7 +87,7 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str], *, may
     recorded = read_state(checkpoint, "corpora")
     moved = {identity for path, identity in corpora.items() if path not in recorded}
     for path, identity in recorded.items():
-        if corpora.get(path, identity if may_change or identity in moved else None) != identity:
+        if corpora.get(path, identity if may_change or str(identity) in moved else None) != identity:
             raise UserError(
                 f"{path} in data.mix was rebuilt after {checkpoint.folder} was trained on it: restore the previous "
                 "corpus, or choose another run=FOLDER."
@@ -160,12 +161,7 @@ def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 def _differing_skips(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
     train = read_state(checkpoint, "config").get("train")
     recorded = train.get("skip_batches") if isinstance(train, dict) else None
-    # An invalid value counts as no skipped batches.
-    skipped = (
-        {int(step): batches for step, batches in recorded.items() if step.isdecimal()}
-        if isinstance(recorded, dict)
-        else {}
-    )
+    skipped = entries_by_step(recorded, int)  # an invalid value counts as no skipped batches
     return sorted({step for step, _ in skipped.items() ^ skip.items() if step < checkpoint.step})
 
 

@@ -20,15 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from megaptm import __version__
-from megaptm.checkpoint.committed import newest_step
+from megaptm.checkpoint.committed import FOLDER, newest_step
+from megaptm.checkpoint.files import write_with_retries
 from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run
 from megaptm.config.schedule import with_initial_warmup
-from megaptm.errors import PATH_ERRORS, UserError, describe_path_error
+from megaptm.errors import PATH_ERRORS, UserError, describe_path_error, printable
 from megaptm.objectives.compose import map_files
 from megaptm.plan.auto import plan_layout
 from megaptm.resilience.attempt import Attempt
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
+    BranchEvent,
     CheckpointEvent,
     Events,
     FirstStepEvent,
@@ -256,6 +258,7 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
     refuse_untrusted_uploads(config)
     for name in OWN_NAMES:
         refuse_link(run / name)
+    _refuse_other_checkpoints(run)
     check_start(config)
     if config.track.enabled:
         refuse_missing_packages(config.track.loggers)
@@ -273,6 +276,17 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
     return run
 
 
+def _refuse_other_checkpoints(run: Path) -> None:
+    """Raise `UserError` if the folder of checkpoints is a link to that of another run, whose checkpoints this run would
+    remove."""
+    folder = run / FOLDER
+    owner = Path(os.path.realpath(folder)).parent
+    if folder.is_symlink() and owner != Path(os.path.realpath(run)) and (owner / CONFIG).exists():
+        raise UserError(
+            f"{folder} is a link to the checkpoints of another run, {owner}: remove the link, or replace it by a copy."
+        )
+
+
 def enter_due_phases(run: Path, config: Config, events: Events) -> Config:
     """Return the config of a run at its newest checkpoint. If a phase begins there, write it to the folder, and the
     changes to the journal. Only the owner of the run's lock calls this."""
@@ -280,7 +294,9 @@ def enter_due_phases(run: Path, config: Config, events: Events) -> Config:
     entered = with_due_phases(config, done)
     if entered != config:
         _record_changes(compare_configs(config, entered, change=True, done=done), events)
-        write_atomically(run / CONFIG, config_to_yaml(entered).encode())
+        content = config_to_yaml(entered).encode()
+        # A short failure of the disk must not end a job between two phases.
+        write_with_retries(f"write {CONFIG}", run, lambda: write_atomically(run / CONFIG, content))
     return entered
 
 
@@ -288,7 +304,7 @@ def _record_changes(comparison: ConfigComparison, events: Events) -> None:
     for event in comparison.events:
         events.write(event)
     for line in comparison.describe():
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def find_differences(config: Config) -> ConfigComparison:
@@ -363,9 +379,15 @@ def log_launch(run: Path) -> None:
 
 
 def discard_unused(run: Path) -> None:
-    """Remove the folder of a run that failed before its first step, unless another job uses it."""
+    """Remove the folder of a run that failed before its first step, unless another job uses it.
+
+    A checkpoint counts even if the journal has lost it, but not that of a branch's source.
+    """
     with contextlib.suppress(UserError), RunLock(run):
-        if not any(event["kind"] in (FirstStepEvent.kind, CheckpointEvent.kind) for event in read_events(run)):
+        events = read_events(run)
+        initial = max((event.get("step", 0) for event in events if event["kind"] == BranchEvent.kind), default=0)
+        is_used = any(event["kind"] in (FirstStepEvent.kind, CheckpointEvent.kind) for event in events)
+        if not is_used and (newest_step(run) or 0) <= initial:
             shutil.rmtree(run)
 
 

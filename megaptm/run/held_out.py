@@ -13,9 +13,12 @@ from megaptm.config import Config
 from megaptm.config.schema import KeepConfig
 from megaptm.config.validation_rules import MIX, PREFIX, set_of
 from megaptm.errors import UserError, nearest
+from megaptm.storage import is_number_or_nan
 
 FIELD = "held_out"
 """Key of the validation losses in a checkpoint's state."""
+MAX_DIGITS = 16
+"""Maximum number of digits of a step in a checkpoint's state. Python refuses to read numbers of thousands of digits."""
 
 
 @dataclass
@@ -50,10 +53,10 @@ class HeldOutLoss:
         losses = losses if isinstance(losses, dict) else {}
         if not any(isinstance(values, dict) for values in losses.values()):  # of a version with one loss
             losses = {"loss": losses}
-        self.losses = {name: _by_step(values, int | float) for name, values in losses.items()}
-        self.recipes = _by_step(state.get("recipes"), dict)
+        self.losses = {name: entries_by_step(values, int | float) for name, values in losses.items()}
+        self.recipes = entries_by_step(state.get("recipes"), dict)
         is_same = self.recipes.get(max(self.recipes, default=0), self.recipe).get(MIX) == self.recipe.get(MIX)
-        self.last = float(last) if isinstance(last, int | float) and is_same else None
+        self.last = read_loss(last) if is_same else None
 
     def retained_steps(self, steps: Iterable[int], keep: KeepConfig) -> set[int]:
         """Return those of some steps whose checkpoints `checkpoint.keep` retains besides the newest and the tagged: the
@@ -78,13 +81,22 @@ class HeldOutLoss:
         return sorted(own, key=lambda step: values[step])
 
     def _recipe(self, step: int, metric: str) -> str:
-        return self.recipes.get(step, {}).get(set_of(metric), "")
+        return str(self.recipes.get(step, {}).get(set_of(metric), ""))
 
 
-def _by_step(values: Any, kind: Any) -> dict[int, Any]:
+def read_loss(value: Any) -> float | None:
+    """Return a loss in a checkpoint's state; None if the value is no number of a float's size, infinity or NaN."""
+    return float(value) if is_number_or_nan(value) else None
+
+
+def entries_by_step(values: Any, kind: Any) -> dict[int, Any]:
     """Return values of a checkpoint's state, whose keys are steps as text."""
     items = values.items() if isinstance(values, dict) else ()
-    return {int(step): value for step, value in items if step.isdecimal() and isinstance(value, kind)}
+    return {
+        int(step): value
+        for step, value in items
+        if step.isdecimal() and len(step) <= MAX_DIGITS and isinstance(value, kind)
+    }
 
 
 def data_recipes(config: Config) -> dict[str, str]:

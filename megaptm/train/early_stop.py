@@ -11,7 +11,7 @@ from typing import Any
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
 from megaptm.config.validation_rules import PREFIX, set_of
-from megaptm.run.held_out import data_recipes, refuse_unknown_metric
+from megaptm.run.held_out import data_recipes, read_loss, refuse_unknown_metric
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
@@ -64,8 +64,8 @@ class EarlyStop:
         if self.config is None or (state.get("metric"), state.get("recipe")) != (self.config.metric, self.recipe):
             return
         lowest, num_worse = state.get("lowest"), state.get("num_worse")
-        if isinstance(lowest, int | float) and isinstance(num_worse, int):
-            self.lowest, self.num_worse = float(lowest), num_worse
+        if (loss := read_loss(lowest)) is not None and isinstance(num_worse, int):
+            self.lowest, self.num_worse = loss, num_worse
 
 
 def build_early_stop(config: Config, losses: Collection[str] | None = None) -> EarlyStop:

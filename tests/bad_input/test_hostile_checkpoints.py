@@ -15,6 +15,7 @@ from megaptm.checkpoint.manifest import content_id
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
+from megaptm.run.checkpoint_copy import _list_tokenizer
 from megaptm.run.compatibility import recorded_layout
 
 FILE_CHANGES = [
@@ -193,3 +194,10 @@ def test_other_folders_are_ignored(store):
     (store.folder / "step-x").mkdir()
     (store.folder / "step-x/manifest.json").touch()
     assert store.steps() == [10, 5]
+
+
+def test_copied_tokenizer_with_an_invalid_name_is_refused(tmp_path):
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer/a\\b").touch()
+    with pytest.raises(UserError, match="is not a plain file name: copy the checkpoint there again"):
+        _list_tokenizer(str(tmp_path))

@@ -123,6 +123,12 @@ def test_released_node_is_excluded_only_after_a_new_fault(tmp_path):
     assert sick.exclude() == ["b"]
 
 
+def test_node_of_the_wrong_type_is_no_fault(tmp_path):
+    event = {"time": now(), "kind": "worker-lost", "rank": 0, "code": -9, "node": ["b"]}
+    (tmp_path / FILE).write_text(json.dumps(event) + "\n")
+    assert node_faults(tmp_path) == {}
+
+
 @pytest.mark.parametrize(("hours", "excluded"), [(24.0, ["b"]), (2.0, []), (0.0, [])])
 def test_old_faults_do_not_count(tmp_path, hours, excluded):
     times = (now() - 3 * 3600, now())

@@ -21,7 +21,8 @@ from megaptm.config.schema import DeviceLayout
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.resilience.events import CheckpointEvent, Events, read_events
-from megaptm.run.changes import compare_configs
+from megaptm.run.branch import find_returns
+from megaptm.run.changes import compare_configs, recorded_changes
 from megaptm.run.compatibility import objective_files, refuse_other_model
 from megaptm.run.corpora import open_corpus
 from megaptm.run.folder import absolute_paths, prepare, read_config
@@ -438,3 +439,9 @@ def test_finished_run_needs_no_choice(tmp_path):
     run = start_run(make_config(tmp_path, "train.steps=20"), ids={})
     prepare(make_config(tmp_path, f"train.steps={DONE}"))
     assert json.dumps(events_of_kind(run, "schedule")) == "[]"
+
+
+def test_events_without_a_step_are_no_changes():
+    back = {"time": 1.0, "kind": "back", "from_step": 20}
+    assert recorded_changes([back]) == {}
+    assert find_returns([back]) == []

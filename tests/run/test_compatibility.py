@@ -71,7 +71,11 @@ def test_num_task_embeddings_must_not_change():
 
 
 @pytest.mark.parametrize(
-    "train", [None, 3, {}, {"skip_batches": None}, {"skip_batches": [3]}, {"skip_batches": {"soon": 3}}]
+    "train",
+    [
+        *(None, 3, {}, {"skip_batches": None}, {"skip_batches": [3]}, {"skip_batches": {"soon": 3}}),
+        *({"skip_batches": {"3": [3]}}, {"skip_batches": {"3" * 5000: 3}}),
+    ],
 )
 def test_invalid_skip_batches_in_a_checkpoint_count_as_none(train, tmp_path):
     store = Store(tmp_path, fence=lambda: True)
@@ -103,6 +107,11 @@ def test_moved_corpora_resume():
 def test_rebuilt_corpus_is_refused(now):
     with pytest.raises(UserError, match=r"^news in data\.mix was rebuilt after run/checkpoints/step-00000005"):
         refuse_other_text(make_checkpoint({"corpora": {"books": "1", "news": "2"}}), now)
+
+
+def test_corpora_of_the_wrong_type_are_refused():
+    with pytest.raises(UserError, match=r"^books in data\.mix was rebuilt"):
+        refuse_other_text(make_checkpoint({"corpora": {"books": ["1"]}}), {"books": "1"})
 
 
 def test_imported_model_accepts_any_corpus():

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,9 +11,11 @@ import pytest
 
 from megaptm.config import config_to_yaml, load
 from megaptm.errors import UserError
-from megaptm.resilience.events import CheckpointEvent, Events, read_events
+from megaptm.resilience.events import BranchEvent, ChangeEvent, CheckpointEvent, Events, read_events
 from megaptm.resilience.lock import RunLock
+from megaptm.run.changes import ConfigComparison
 from megaptm.run.folder import (
+    _record_changes,
     absolute_paths,
     config_variables,
     discard_unused,
@@ -287,6 +291,16 @@ def test_read_only_run_folder_is_refused(config, monkeypatch):
         prepare(config("train.steps=400"))
 
 
+def test_config_is_written_after_a_short_failure_of_the_disk(faulty_files, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from megaptm.run.branch import write_recipe\n"
+        "write_recipe(Path(sys.argv[1]), {'run': 'a'})"
+    )
+    environment = {**os.environ, **faulty_files(("rename", ".config.yaml", errno.EIO, 2))}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
+    assert (tmp_path / "config.yaml").read_text() == "run: a\n"
+
+
 def test_only_an_untrained_run_is_discarded(config):
     run = prepare(config())
     record_checkpoint(run)
@@ -296,8 +310,22 @@ def test_only_an_untrained_run_is_discarded(config):
     with RunLock(run):
         discard_unused(run)
     assert (run / "config.yaml").exists()
+    checkpoint = run / "checkpoints/step-00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "manifest.json").touch()
+    discard_unused(run)
+    assert (run / "config.yaml").exists()
+    with Events(run) as events:
+        events.write(BranchEvent(step=10, run="runs/first", weights_only=False))
     discard_unused(run)
     assert not run.exists()
+
+
+def test_changes_of_a_received_config_are_printed_escaped(tmp_path, capsys):
+    change = ChangeEvent(step=10, before={"train.init_from": "runs/\x1b[2J"}, after={"train.init_from": None})
+    with Events(tmp_path) as events:
+        _record_changes(ConfigComparison(str(tmp_path), events=(change,)), events)
+    assert capsys.readouterr().err == "from step 11 on, train.init_from is None, was runs/\\x1b[2J\n"
 
 
 def test_ranks_wait_for_the_config_of_their_command(config):

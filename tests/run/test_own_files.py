@@ -8,6 +8,7 @@ import pytest
 
 from megaptm.config import load
 from megaptm.errors import UserError
+from megaptm.launch.slurm.preflight import make_log_folder
 from megaptm.launch.worker_group import LocalWorkerGroup
 from megaptm.report.curves import plot, save_picture
 from megaptm.resilience.events import Events
@@ -92,6 +93,25 @@ def test_run_subfolders_must_not_be_links(run, tmp_path, name):
         prepare(make_config(run))
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert not (run / "config.yaml").exists()
+
+
+def test_checkpoints_must_not_be_those_of_another_run(run, tmp_path):
+    """A run removes its oldest checkpoints."""
+    (tmp_path / "other/checkpoints").mkdir(parents=True)
+    (run / "checkpoints").symlink_to(tmp_path / "other/checkpoints")
+    (run / "events.jsonl").touch()
+    prepare(make_config(run))
+    (tmp_path / "other/config.yaml").touch()
+    with pytest.raises(UserError, match="is a link to the checkpoints of another run"):
+        prepare(make_config(run))
+
+
+@pytest.mark.parametrize("name", ["logs", "logs/7.0", "logs/7.0/nodes"])
+def test_logs_of_a_slurm_job_must_not_be_links(run, user_file, name):
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    (run / name).symlink_to(user_file)
+    with pytest.raises(UserError, match=f"{name} is a link to"):
+        make_log_folder(run, "7.0")
 
 
 def test_picture_replaces_a_link(run, user_file):

@@ -131,6 +131,13 @@ def test_invalid_losses_of_a_checkpoint_are_ignored(tmp_path):
     assert find_best(tmp_path, [4]) is None
 
 
+def test_losses_of_the_wrong_types_do_not_end_a_run():
+    losses = HeldOutLoss()
+    losses.restore({"last": 10**400, "losses": {"loss": {"4": 1.0, "9" * 5000: 1.0}}, "recipes": {"4": {"": []}}})
+    assert losses.last is None
+    assert losses.retained_steps([4], KeepConfig(best=1)) == {4}
+
+
 def test_a_changed_set_leaves_the_losses_of_the_mix():
     before = load("gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news}}"])
     after = load(

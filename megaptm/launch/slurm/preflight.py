@@ -14,6 +14,7 @@ from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import check_start, read_config
 from megaptm.run.rank import RankEnvironment, check_processes
 from megaptm.run.submission import check_submitted
+from megaptm.storage import refuse_link
 from megaptm.train.early_stop import has_stopped_early
 
 
@@ -44,8 +45,17 @@ def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     check_start(config)
     check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
     check_corpora(config)
-    # A folder per attempt, so that late output of a lost node does not mix with the next one.
+    return make_log_folder(run, attempt)
+
+
+def make_log_folder(run: Path, attempt: str) -> Path:
+    """Create and return the log folder of an attempt, so that late output of a lost node does not mix with the next.
+
+    The script of the job and srun write files there. Raise `UserError` if one is a link.
+    """
     logs = run / "logs" / attempt
+    for path in (logs.parent, logs, *logs.glob("*")):
+        refuse_link(path)
     logs.mkdir(parents=True, exist_ok=True)
     return logs
 
