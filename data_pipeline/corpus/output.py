@@ -35,6 +35,8 @@ MIN_STORED_SECONDS = 60.0
 """Minimum seconds of finished work that a failed build keeps instead of discarding."""
 REPLACED = "replaced"
 """Subfolder of a build for the corpus that it replaces, until the new one has its name."""
+OWN_SUFFIXES = (".tar", ".index.npy", ".shards.npy", ".addresses.jsonl")
+"""Suffixes of the files of a corpus, besides its manifest, report and tokenizer."""
 CACHE = "~/.cache/megaptm/builds"
 """Default scratch folder of corpora that are uploaded to a URL."""
 
@@ -135,6 +137,7 @@ class RemoteOutput(CorpusOutput):
         if exists(join_path(self.out, MANIFEST)):
             if not overwrite:
                 raise _exists_error(self.out)
+            _refuse_files_of_the_user(self.out, list_files(self.out))
         elif files := list_files(self.out):
             raise UserError(
                 f"{self.out} contains {next(iter(files))} but no corpus: choose another URL, or remove its files."
@@ -214,6 +217,15 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} contains other files than a corpus: choose another folder, or empty it.") from None
     if not overwrite:
         raise _exists_error(str(out))
+    _refuse_files_of_the_user(out, (entry.name for entry in out.iterdir()))
+
+
+def _refuse_files_of_the_user(out: str | Path, names: Iterable[str]) -> None:
+    """Raise `UserError` if the folder of a corpus that is to be replaced has files that no build writes."""
+    for name in sorted(names):
+        is_own = name in (MANIFEST, "tokenizer") or name.startswith(("report.", ".")) or name.endswith(OWN_SUFFIXES)
+        if name and not is_own:
+            raise UserError(f"{join_path(str(out), name)} would be removed with the corpus beside it: move the file.")
 
 
 def _exists_error(out: str) -> UserError:

@@ -81,6 +81,16 @@ def test_files_of_the_user_in_the_way_are_not_removed(tmp_path):
     assert notes.read_text() == "of the user"
 
 
+def test_files_of_the_user_beside_a_replaced_corpus_are_not_removed(tmp_path):
+    build(tmp_path / "corpus")
+    build(tmp_path / "corpus", overwrite=True)
+    notes = tmp_path / "corpus/notes.txt"
+    notes.write_text("of the user")
+    with pytest.raises(UserError, match=r"notes\.txt would be removed with the corpus beside it"):
+        build(tmp_path / "corpus", overwrite=True)
+    assert notes.read_text() == "of the user"
+
+
 class Killed(BaseException):
     """Raised before a system call."""
 
