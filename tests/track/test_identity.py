@@ -156,6 +156,22 @@ def test_rejected_record_does_not_block_later_ones(run, caplog):
     assert "MLflow rejected a record of" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '"params": 5',
+        '"params": {"a": 10}, "artifact": "a\\u0000b"',
+        '"artifact": []',
+        '"status": "RUNNIN"',
+        '"step": {}',
+    ],
+)
+def test_damaged_record_does_not_block_later_ones(run, line):
+    (run / "metrics.jsonl").open("a").write(f'{{"time": 5.0, {line}}}\n')
+    assert record(run, 4) == 0
+    assert runs(run.parent) == [("megaptm", "run", [1, 2, 4])]
+
+
 def test_loss_name_may_have_characters_that_mlflow_rejects(tmp_path):
     tracker = Tracker(tmp_path / "run", retry_seconds=0.05)
     tracker.log_metrics(1, {"loss/a(b)": 1.0})
