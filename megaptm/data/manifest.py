@@ -18,6 +18,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from megaptm.data.files import npy_bytes
+from megaptm.data.outages import retry_outages
 from megaptm.data.shard_urls import write_shard_urls
 from megaptm.data.table import MAX_COUNT, ShardInfo, ShardTable, shard_rows, table_name
 from megaptm.data.token_types import find_token_type
@@ -179,7 +180,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     path = Path(folder) / MANIFEST
     try:
         with storage_errors_as_user_errors(path):  # also for callers from Python
-            written = regular_file(path).read_bytes()
+            written = retry_outages(lambda: regular_file(path).read_bytes(), path)
     except FileNotFoundError:
         raise NoCorpusError(f"{path} does not exist, so {folder} is not a finished corpus:") from None
     content = parse_manifest(written, path)

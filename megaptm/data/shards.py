@@ -9,10 +9,9 @@ Types of token ids may store them elsewhere (`data.token_types`).
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -28,6 +27,7 @@ from megaptm.data.manifest import (
     read_manifest,
     write_manifest,
 )
+from megaptm.data.outages import is_outage, retry_outages
 from megaptm.data.remote import Mirror
 from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.table import ShardInfo
@@ -37,7 +37,6 @@ from megaptm.errors import UserError, is_limit
 from megaptm.plugins import load_class
 from megaptm.storage import Cache, is_remote, join_path, local_path, regular_file
 from megaptm.storage.mounts import find_mount
-from megaptm.storage.retry import RetryPolicy, retry_call
 
 __all__ = [
     "ANNOTATIONS",
@@ -62,8 +61,6 @@ Verify = Literal["none", "size", "hash"]
 TOKENS_AT, TOKENS = range(2)
 
 REMEDY = "copy the shard again or rebuild the corpus."
-RETRY = RetryPolicy()
-OUTAGE_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN)
 MAX_CHECKED_SHARDS = 10_000
 """Maximum number of shards whose sizes are compared when a corpus is opened: a second on a slow disk."""
 
@@ -136,7 +133,7 @@ class Shard:
         try:
             content = ShardFile(path)
         except OSError as error:
-            if _is_outage(error) or is_limit(error):
+            if is_outage(error) or is_limit(error):
                 raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
         if not content.size:
@@ -235,23 +232,6 @@ class Shard:
         return at, count
 
 
-def retry_outages(read: Callable[[], T], path: Path) -> T:
-    """Read a file of a corpus. If the disk does not respond, retry for some minutes, because the error is not about the
-    content."""
-
-    def refuse(error: Exception) -> None:
-        if not _is_outage(error):
-            raise error
-
-    remedy = "check that its disk or server responds, and start again."
-    return retry_call(read, target=str(path), retry=RETRY, refuse=refuse, remedy=remedy)
-
-
-def _is_outage(error: Exception) -> bool:
-    """Whether an error is a failure of the disk, and not of the content of a shard."""
-    return isinstance(error, OSError) and error.errno in OUTAGE_ERRORS
-
-
 def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
     """Return the memory-mapped index of a shard, int64 [documents, 2 * fields]; ids follow for some types."""
     path = Path(folder) / info.index_name
@@ -259,7 +239,7 @@ def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence
     try:
         index = np.asarray(open_array(path, np.dtype("<i8"), (columns,)))
     except (OSError, ValueError) as error:
-        if _is_outage(error) or (isinstance(error, OSError) and is_limit(error)):
+        if is_outage(error) or (isinstance(error, OSError) and is_limit(error)):
             raise
         raise UserError(f"{path} is missing or damaged: {REMEDY}") from None
     if len(index) != info.samples:

@@ -11,6 +11,7 @@ from typing import Any, overload
 import numpy as np
 
 from megaptm.data.files import open_array
+from megaptm.data.outages import retry_outages
 from megaptm.errors import UserError, is_limit
 from megaptm.storage import regular_file
 
@@ -69,8 +70,7 @@ class ShardTable(Sequence[ShardInfo]):
         """Open the table of a split, after checking its hash and the plausibility of its numbers."""
         path = folder / table_name(split)
         try:
-            with regular_file(path).open("rb") as file:
-                is_unchanged = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+            is_unchanged = retry_outages(lambda: _hash(path), path) == sha256
         except FileNotFoundError:
             raise UserError(
                 f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
@@ -160,3 +160,8 @@ def _is_sound(rows: np.ndarray) -> bool:
     )
     numbers = rows["number"]
     return counts and bool((numbers >= 0).all()) and len(np.unique(numbers)) == len(numbers)
+
+
+def _hash(path: Path) -> str:
+    with regular_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,7 @@ from safetensors.numpy import load, save
 from megaptm.batch import BatchSpec, Field
 from megaptm.data.lru import LRUCache
 from megaptm.data.mix import SampleSource
-from megaptm.data.shards import retry_outages
+from megaptm.data.outages import retry_outages
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
 from megaptm.storage import Record, parse_json, regular_file, shown, validate, write_atomically

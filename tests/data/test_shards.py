@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import Corpus, Shard, ShardWriter, check_shard, read_manifest
+from megaptm.data.table import table_name
 from megaptm.errors import UserError
 from megaptm.storage.retry import RetryPolicy
 from tests.data.corpora import tiny_corpus
@@ -53,9 +55,26 @@ def test_failed_open_is_retried(shard, monkeypatch, error):
     assert len(Shard.open(folder, info, "uint16", FIELDS)) == 3
     assert failures == 0
     failures = -1
-    monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
+    monkeypatch.setattr("megaptm.data.outages.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=r"check that its disk or server responds, and start again\."):
         Shard.open(folder, info, "uint16", FIELDS)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, table_name("train")])
+def test_failed_read_of_a_manifest_is_retried(tmp_path, monkeypatch, name):
+    tiny_corpus(tmp_path)
+    failures, open_path = 1, Path.open
+
+    def fail_or_open(path, *arguments, **options):
+        nonlocal failures
+        if path.name == name and failures:
+            failures -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return open_path(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", fail_or_open)
+    assert read_manifest(tmp_path).splits
+    assert failures == 0
 
 
 def test_shard_truncated_while_open_is_reported(shard):

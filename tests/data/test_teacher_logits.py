@@ -125,7 +125,7 @@ def test_failed_read_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Path, "read_bytes", fail_or_read)
     assert logits.split("train").fields(0, SAMPLES[0])[TEACHER_IDS].tolist()[1] == [2, 3]
     failures = -1
-    monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
+    monkeypatch.setattr("megaptm.data.outages.RETRY", RetryPolicy(seconds=0.0))
     with pytest.raises(UserError, match=rf"{path} could not be reached for \d+ s .* check that its disk"):
         logits.split("train").fields(0, SAMPLES[0])
 

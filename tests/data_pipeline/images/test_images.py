@@ -277,7 +277,7 @@ def test_disk_error_ends_image_build(name, number, tmp_path, monkeypatch):
 
     kind = {".jpg": "pathlib.Path.read_bytes", ".txt": "megaptm.families.vit.corpus.texts._read_limited"}
     monkeypatch.setattr(kind.get(path.suffix, "megaptm.families.vit.corpus.index_shards._read_member"), gives_up)
-    monkeypatch.setattr("megaptm.data.shards.RETRY", RetryPolicy(seconds=0.0))
+    monkeypatch.setattr("megaptm.data.outages.RETRY", RetryPolicy(seconds=0.0))
     expected = rf"{path} .*Input/output error" if number == errno.EIO else "Too many open files"
     with pytest.raises((UserError, OSError), match=expected):
         build(tmp_path / "given", tmp_path / "corpus", validation=0.0, texts=name in ("1.jpg", "1.txt"))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from data_pipeline.corpus.work import job_key
 from data_pipeline.document import DropCounts
-from megaptm.data.shards import ShardInfo, retry_outages
+from megaptm.data.outages import retry_outages
+from megaptm.data.shards import ShardInfo
 from megaptm.errors import UserError, is_limit, shown
 from megaptm.families.vit.corpus.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
 from megaptm.families.vit.corpus.thumbnails import DroppedImages

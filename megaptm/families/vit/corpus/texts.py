@@ -23,7 +23,8 @@ from data_pipeline.document import Document, DropCounts
 from data_pipeline.folders import SHARDS
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
-from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo, retry_outages
+from megaptm.data.outages import retry_outages
+from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import is_limit
 from megaptm.families.vit.corpus.check import (
