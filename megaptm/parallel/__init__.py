@@ -11,8 +11,8 @@ from megaptm.parallel import cpu
 
 @contextlib.contextmanager
 def hide_loggers() -> Iterator[None]:
-    """Let megatron-core believe that its optional loggers are not installed: each rank would import both, in a sixth of
-    the time that it takes to start, and use neither."""
+    """Make imports of megatron-core's optional loggers fail. Each rank would import both, which takes a sixth of the
+    time of its start, and use neither."""
     hidden = {"wandb", "torch.utils.tensorboard"} - sys.modules.keys()
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:

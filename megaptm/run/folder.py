@@ -59,8 +59,8 @@ TRACES = "profile"
 OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, VERIFIED, TRACES, SUBMITTED, "tokenizer", EVENTS, METRICS)
 """Folders and files in a run folder that must not be links. The folder of checkpoints may be a link to a larger
 disk."""
-BEFORE_FIRST_WRITE = ("logs", FILE, LAUNCH_FILE)
-"""Names in a run folder that a start may create before the journal of events."""
+BEFORE_JOURNAL = ("logs", FILE, LAUNCH_FILE, "lost+found")
+"""Names that a folder may have before the journal of events: a start creates them, or the file system of a volume."""
 OUTPUTS = (".log", ".out", ".err")
 """Suffixes of files that receive the output of the command that starts a run, so that they may be there before it."""
 HUGGING_FACE = "config.json"
@@ -354,10 +354,14 @@ def check_start(config: Config) -> None:
 def refuse_other_files(run: Path) -> None:
     """Raise `UserError` if a folder has files, but is not the folder of a run. Each run writes its journal of events
     before other files; a copy of a checkpoint has none. Hidden files do not count; network file systems create some."""
-    if not run.is_dir() or os.path.lexists(run / EVENTS) or newest_step(run) is not None:
+    if not run.is_dir() or any(os.path.lexists(run / name) for name in (EVENTS, SUBMITTED)):
+        return
+    if newest_step(run) is not None:
         return
     for path in sorted(run.iterdir()):
-        if path.name not in BEFORE_FIRST_WRITE and path.suffix not in OUTPUTS and not path.name.startswith("."):
+        is_link_to_larger_disk = path.name == FOLDER and path.is_dir()
+        is_expected = path.name in BEFORE_JOURNAL or path.suffix in OUTPUTS or path.name.startswith(".")
+        if not is_expected and not is_link_to_larger_disk:
             raise UserError(
                 f"run ({run}) is not the folder of a run, and has other files, such as {path.name}: choose another "
                 "run=FOLDER."

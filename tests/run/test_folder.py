@@ -80,6 +80,13 @@ def test_folder_with_only_logs_is_no_other(config, tmp_path):
         assert (prepare(config()) / "events.jsonl").exists()
 
 
+def test_checkpoints_may_be_a_link_to_a_larger_disk(config, tmp_path):
+    (tmp_path / "large").mkdir()
+    (tmp_path / "run/lost+found").mkdir(parents=True)
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "large")
+    assert (prepare(config()) / "events.jsonl").exists()
+
+
 def test_config_of_a_run_without_checkpoints_is_replaced(config):
     prepare(config())
     assert load(prepare(config("train.steps=7")) / "config.yaml").train.steps == 7
