@@ -1,4 +1,4 @@
-"""Name of this machine, as its operator knows it."""
+"""Name of this machine: of the Slurm node, or of the host."""
 
 from __future__ import annotations
 

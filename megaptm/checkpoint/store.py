@@ -139,9 +139,7 @@ class Store:
 
     def write(self, step: int, rank: int, pieces: Iterable[TensorPiece]) -> FileRecord:
         """Write this rank's pieces of a prepared checkpoint, and the record that its index needs."""
-        from megaptm.checkpoint.tensors import (
-            write_pieces,  # imports torch, which most commands on checkpoints do not need
-        )
+        from megaptm.checkpoint.tensors import write_pieces  # imports torch
 
         folder, all_pieces = self._writing_path(step), list(pieces)
         path = folder / f"rank-{rank:05d}.safetensors"

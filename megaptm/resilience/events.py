@@ -367,7 +367,7 @@ class Events:
             self._file.append({"kind": event.kind, **vars(event)})
         except OSError as error:
             if not self._warned:
-                logger.warning("%s cannot be written (%s): events stay in memory until it can be", self._path, error)
+                logger.warning("%s cannot be written (%s): events are written later", self._path, error)
             self._warned = True
 
     def close(self) -> None:

@@ -59,9 +59,9 @@ TRACES = "profile"
 OWN_NAMES = ("logs", f"logs/{HEARTBEATS}", HEARTBEATS, VERIFIED, TRACES, SUBMITTED, "tokenizer", EVENTS, METRICS)
 """Folders and files in a run folder that must not be links. The folder of checkpoints may be a link to a larger
 disk."""
-BEFORE_JOURNAL = ("logs", FILE, LAUNCH_FILE, "lost+found")
+NAMES_BEFORE_JOURNAL = ("logs", FILE, LAUNCH_FILE, "lost+found")
 """Names that a folder may have before the journal of events: a start creates them, or the file system of a volume."""
-OUTPUTS = (".log", ".out", ".err")
+OUTPUT_SUFFIXES = (".log", ".out", ".err")
 """Suffixes of files that receive the output of the command that starts a run, so that they may be there before it."""
 HUGGING_FACE = "config.json"
 """File by which a Hugging Face model folder is recognized, to explain that it is not a run."""
@@ -340,10 +340,10 @@ def _config_hash(run: Path) -> str:
 
 
 def check_start(config: Config) -> None:
-    """Raise `UserError` if the run's folder belongs to something else, or if a phase of training would start before the
-    end of the phase that it continues."""
+    """Raise `UserError` if the run's folder has files but is not the folder of a run, or if a phase of training would
+    start before the end of the phase that it continues."""
     with _folder_errors_as_user_errors(Path(config.run)):
-        refuse_other_files(Path(config.run))
+        _refuse_used_folder(config)
     if (done := last_saved_step(Path(config.run))) < config.train.phase_start:
         raise UserError(
             f"train.phase_start ({config.train.phase_start:,}): the run in {config.run} has {done:,} steps; first "
@@ -351,20 +351,27 @@ def check_start(config: Config) -> None:
         )
 
 
-def refuse_other_files(run: Path) -> None:
-    """Raise `UserError` if a folder has files, but is not the folder of a run. Each run writes its journal of events
-    before other files; a copy of a checkpoint has none. Hidden files do not count; network file systems create some."""
+def _refuse_used_folder(config: Config) -> None:
+    """Raise `UserError` if a folder has files, but is not the folder of a run.
+
+    A run writes its journal of events before its other files. Without a journal, a committed checkpoint (a copy) or a
+    submitted job shows that the folder is that of a run. These may be in a new folder: hidden files, which network file
+    systems create, corpora and their cache, and a folder for checkpoints, such as a link to a larger disk.
+    """
+    run = Path(config.run)
     if not run.is_dir() or any(os.path.lexists(run / name) for name in (EVENTS, SUBMITTED)):
         return
     if newest_step(run) is not None:
         return
+    data = [os.path.abspath(path) for path in (*config.data.corpora, config.data.cache_dir) if path]
     for path in sorted(run.iterdir()):
-        is_link_to_larger_disk = path.name == FOLDER and path.is_dir()
-        is_expected = path.name in BEFORE_JOURNAL or path.suffix in OUTPUTS or path.name.startswith(".")
-        if not is_expected and not is_link_to_larger_disk:
+        is_expected = path.name in NAMES_BEFORE_JOURNAL or path.suffix in OUTPUT_SUFFIXES or path.name.startswith(".")
+        has_data = any(Path(each).is_relative_to(os.path.abspath(path)) for each in data)
+        if not is_expected and not has_data and not (path.name == FOLDER and path.is_dir()):
+            example = f", as in `megaptm train {path} run=FOLDER`" if path.name == CONFIG else ""
             raise UserError(
                 f"run ({run}) is not the folder of a run, and has other files, such as {path.name}: choose another "
-                "run=FOLDER."
+                f"run=FOLDER{example}."
             )
 
 

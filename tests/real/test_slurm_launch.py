@@ -91,7 +91,7 @@ def test_chain_without_requeue_gets_another_job(start_launch, slurm, real_corpus
         slurm.run_command("scancel", "--batch", "--signal=USR1", job)
         assert slurm.wait_for_state(job, *ENDS) == "FAILED"
         assert slurm.job(job)["ExitCode"] == "75:0"
-        assert "another job goes on with the run" in (run / f"logs/job-{job}.log").read_text()
+        assert "another job can continue the run" in (run / f"logs/job-{job}.log").read_text()
     out, err = program.communicate(timeout=400)
     assert program.returncode == 0, out + err
     assert "The run is not done and no job is left: submitted job " in out

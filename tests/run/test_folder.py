@@ -80,6 +80,14 @@ def test_folder_with_only_logs_is_no_other(config, tmp_path):
         assert (prepare(config()) / "events.jsonl").exists()
 
 
+def test_corpora_and_their_cache_may_be_in_a_new_folder(config, tmp_path):
+    run = tmp_path / "run"
+    for name in ("corpora/web", "cache/web-1"):
+        (run / name).mkdir(parents=True)
+    mix = f"data.mix={{{run}/corpora/web: 1, 's3://bucket/news': 1}}"
+    assert (prepare(config(mix, f"data.cache_dir={run}/cache")) / "events.jsonl").exists()
+
+
 def test_checkpoints_may_be_a_link_to_a_larger_disk(config, tmp_path):
     (tmp_path / "large").mkdir()
     (tmp_path / "run/lost+found").mkdir(parents=True)
