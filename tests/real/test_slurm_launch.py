@@ -94,7 +94,7 @@ def test_chain_without_requeue_gets_another_job(start_launch, slurm, real_corpus
         assert "another job can continue the run" in (run / f"logs/job-{job}.log").read_text()
     out, err = program.communicate(timeout=400)
     assert program.returncode == 0, out + err
-    assert "The run is not done and no job is left: submitted job " in out
+    assert "The run is not complete and no job is left: submitted job " in out
     assert (len(resumed_at(run)), last_step(run)) == (2, 14)
 
 
