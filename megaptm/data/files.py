@@ -124,9 +124,13 @@ class _Member(tarfile.TarInfo):
         return member
 
 
+class TrailingDataError(tarfile.ReadError):
+    """Error for data after the end of a tar. All members before the end are complete."""
+
+
 def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an untrusted tar. Raises `tarfile.TarError` for an invalid header, or after the last member
-    if data follow the end of the archive."""
+    """Yield the members of an untrusted tar. Raises `tarfile.TarError` for an invalid header, and `TrailingDataError`
+    after the last member if data follow the end of the archive."""
     while True:
         with _tar_errors():
             member = tar.next()
@@ -138,7 +142,7 @@ def tar_members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     assert tar.fileobj is not None
     while data := tar.fileobj.read(1 << 20):
         if data.count(0) != len(data):
-            raise tarfile.ReadError("data follow its end: it may be several archives in one file")
+            raise TrailingDataError("data follow its end: it may be several archives in one file")
 
 
 @contextmanager

@@ -124,6 +124,7 @@ BAD_SHARDS = {
         (header(b"x", 6, tarfile.XHDTYPE) + b"6 a=b\n".ljust(512, b"\0")) * 2000,
         "truncated archive",
     ),
+    "a second archive": (bytes(1024) + header(b"c.jpg", 0), "data after an archive"),
     "a name that is no text": (header(b"\xff.jpg", 0), "image without text"),
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_pipeline.corpus.work import job_key
 from data_pipeline.document import DropCounts
-from megaptm.data.files import npy_bytes, open_tar, tar_members
+from megaptm.data.files import TrailingDataError, npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
 from megaptm.errors import UserError, is_limit
@@ -144,6 +144,8 @@ def _read_samples(path: Path, job: IndexJob, dropped: DropCounts) -> Iterator[_S
                     sample = _Sample(key)
                 _add_member(sample, tar, member, suffix.lower(), job)
                 tar.members = []  # type: ignore[attr-defined]  # frees the list of members
+    except TrailingDataError as error:
+        dropped.add("data after an archive", job.shard.name, message=str(error))
     except (tarfile.TarError, EOFError) as error:
         dropped.add("truncated archive", job.shard.name, message=str(error))
         sample = None  # the last sample may be incomplete
