@@ -158,12 +158,12 @@ def _not_json_error(reason: str) -> UnreadableRecord:
 
 def refuse_deep_value(value: Any) -> None:
     """Raise `UnreadableRecord` for a parsed JSON value that is nested more than MAX_DEPTH deep."""
-    level = [value]
+    level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
-        level = [outer for outer in level if isinstance(outer, dict | list)]
+        values = (outer.values() if type(outer) is dict else outer for outer in level)
+        level = [inner for outer in values for inner in outer if type(inner) is list or type(inner) is dict]
         if not level:
             return
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
     raise too_deep_error()
 
 

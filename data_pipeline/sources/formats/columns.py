@@ -16,6 +16,8 @@ from megaptm.credentials import brief_message
 
 Row = tuple[int, dict[str, Any]]
 """Row of a file: its index, from 0, and column -> value. Text is bytes."""
+PLAIN_TYPES = {str, int, float, bool, type(None)}
+"""Types of values that JSON can represent as they are."""
 
 
 def documents_of_rows(rows: Iterable[Row], span: Span, handler: UnreadableHandler) -> Iterator[Document]:
@@ -86,6 +88,8 @@ def _to_json_value(value: Any, encoding: Encoding) -> Any:
     if isinstance(value, bytes):
         return encoding.decode(value)[0]
     if isinstance(value, list | tuple):
+        if PLAIN_TYPES.issuperset(map(type, value)):  # such as thousands of token ids
+            return list(value)
         return [_to_json_value(inner, encoding) for inner in value]
     if isinstance(value, dict):
         return {str(name): _to_json_value(inner, encoding) for name, inner in value.items()}

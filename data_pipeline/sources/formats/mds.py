@@ -54,10 +54,11 @@ def _open(file: InputFile, start: int = 0) -> io.BufferedReader:
 
 def _read(stream: io.BufferedReader, size: int) -> bytes:
     """Read up to `size` bytes in pieces, because a damaged shard may state a size for which there is no memory."""
-    content = bytearray()
-    while piece := stream.read(min(size - len(content), CHUNK_BYTES)):
-        content += piece
-    return bytes(content)
+    pieces = []
+    while piece := stream.read(min(size, CHUNK_BYTES)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)  # does not copy a single piece
 
 
 def _rows(span: Span, handler: UnreadableHandler) -> Iterator[Row]:
