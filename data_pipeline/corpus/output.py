@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from data_pipeline.corpus.work import JobRunner
@@ -37,6 +38,8 @@ REPLACED = "replaced"
 """Subfolder of a build for the corpus that it replaces, until the new one has its name."""
 OWN_SUFFIXES = (".tar", ".index.npy", ".shards.npy", ".addresses.jsonl")
 """Suffixes of the files of a corpus, besides its manifest, report and tokenizer."""
+LEFTOVERS = (".nfs*", ".DS_Store", f".*{SUFFIX}")
+"""Patterns of hidden files that the system or a killed process leaves in a folder. A build may remove them."""
 CACHE = "~/.cache/megaptm/builds"
 """Default scratch folder of corpora that are uploaded to a URL."""
 
@@ -223,9 +226,16 @@ def _check_free(out: Path, overwrite: bool) -> None:
 def _refuse_files_of_the_user(out: str | Path, names: Iterable[str]) -> None:
     """Raise `UserError` if the folder of a corpus that is to be replaced has files that no build writes."""
     for name in sorted(names):
-        is_own = name in (MANIFEST, "tokenizer") or name.startswith(("report.", ".")) or name.endswith(OWN_SUFFIXES)
-        if name and not is_own:
-            raise UserError(f"{join_path(str(out), name)} would be removed with the corpus beside it: move the file.")
+        is_own = name in (MANIFEST, "tokenizer") or name.startswith("report.") or name.endswith(OWN_SUFFIXES)
+        if name and not (is_own or _is_leftover(name)):
+            raise UserError(
+                f"{join_path(str(out), name)} would be removed with the corpus beside it: move it, or choose another "
+                "`out`."
+            )
+
+
+def _is_leftover(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in LEFTOVERS)
 
 
 def _exists_error(out: str) -> UserError:
@@ -257,8 +267,8 @@ def _refuse_other_entries(home: Path) -> None:
     """Raise `UserError` if a folder in which a corpus is to be built has files of the user, which the build would
     remove."""
     for entry in home.iterdir():
-        if entry.name not in (SCRATCH, CORPUS, REPLACED) and not entry.name.startswith(".nfs"):
-            raise UserError(f"{entry} is in the way of the build: move it, or choose another folder as `out`.")
+        if entry.name not in (SCRATCH, CORPUS, REPLACED) and not _is_leftover(entry.name):
+            raise UserError(f"{entry} would be removed by the build: move it, or choose another folder as `out`.")
 
 
 def _remove_partial_files(folder: Path) -> None:

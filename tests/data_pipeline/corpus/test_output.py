@@ -72,23 +72,30 @@ def test_build_keeps_finished_work_of_killed_build(tmp_path):
     assert not {"left", "stale.tar", "scratch"} & entries(tmp_path / "corpus")
 
 
-def test_files_of_the_user_in_the_way_are_not_removed(tmp_path):
-    notes = tmp_path / "corpus.building/notes.txt"
-    notes.parent.mkdir()
-    notes.write_text("of the user")
-    with pytest.raises(UserError, match=r"notes\.txt is in the way of the build"):
-        build(tmp_path / "corpus")
-    assert notes.read_text() == "of the user"
-
-
-def test_files_of_the_user_beside_a_replaced_corpus_are_not_removed(tmp_path):
+@pytest.mark.parametrize("name", ["notes.txt", ".gitattributes"])
+@pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("corpus.building", "would be removed by the build"), ("corpus", "would be removed with the corpus beside it")],
+)
+def test_files_of_the_user_are_not_removed(folder, reason, name, tmp_path):
     build(tmp_path / "corpus")
-    build(tmp_path / "corpus", overwrite=True)
-    notes = tmp_path / "corpus/notes.txt"
+    notes = tmp_path / folder / name
+    notes.parent.mkdir(exist_ok=True)
     notes.write_text("of the user")
-    with pytest.raises(UserError, match=r"notes\.txt would be removed with the corpus beside it"):
+    with pytest.raises(UserError, match=f"{name} {reason}"):
         build(tmp_path / "corpus", overwrite=True)
     assert notes.read_text() == "of the user"
+
+
+@pytest.mark.parametrize("name", [".DS_Store", ".nfs0000000000a1b2c3", ".manifest.json.7-0a1b2c3d.part"])
+def test_leftovers_do_not_stop_a_build(name, tmp_path):
+    build(tmp_path / "corpus")
+    (tmp_path / "corpus.building").mkdir()
+    for folder in ("corpus", "corpus.building"):
+        (tmp_path / folder / name).touch()
+    build(tmp_path / "corpus", overwrite=True)
+    assert entries(tmp_path) == {"corpus"}
+    assert name not in entries(tmp_path / "corpus")
 
 
 class Killed(BaseException):
