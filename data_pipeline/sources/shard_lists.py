@@ -61,9 +61,12 @@ def check_shard_lists(source: Source, listing: Listing) -> list[tuple[str, str]]
             skipped += [("unlisted shard", name) for name in shards - listed]
             absent = [options for options in alternatives if names.isdisjoint(options)]
             requested = [[name for name in options if is_requested(name, source, listing)] for options in absent]
-            missing = [options[0] for options in requested if options]
+            missing = [matched[0] for matched in requested if matched]
             if not source.incomplete:
-                refuse_missing_files(source, missing, file.name)
+                pairs = zip(absent, requested, strict=True)
+                unmatched = [name for options, matched in pairs if matched for name in options if name not in matched]
+                hint = f" (or only as {unmatched[0]}, which the glob does not match)" if unmatched else ""
+                refuse_missing_files(source, missing, f"{file.name}{hint}")
             skipped += [("missing shard", name) for name in missing]
     if listing.kind == "folder":
         cached = [name for name in names if CACHE.fullmatch(posixpath.basename(name))]

@@ -36,7 +36,7 @@ def check_shard_names(source: Source, listing: Listing, files: Iterable[InputFil
             if first is not file:
                 raise UserError(
                     f"source {source.path}: {first.name} and {file.name} are one shard of two datasets, or of two "
-                    "copies of one: remove one of them."
+                    "copies of one: remove one of them, or name the files of one dataset with a glob."
                 )
     for by_count in datasets.values():
         if len(by_count) > 1:

@@ -73,8 +73,12 @@ def test_shards_of_two_datasets_are_named(options, tmp_path):
 )
 def test_two_files_of_one_shard_are_named(second, tmp_path):
     """A dataset was downloaded twice, or decompressed beside its files."""
-    with pytest.raises(UserError, match=r"data/train-00001-of-00003.* and .* are one shard of two datasets, or of two"):
+    with pytest.raises(
+        UserError, match=r"data/train-00001-of-00003.* and .* are one shard of two datasets, or of two"
+    ) as error:
         count(tmp_path / "data", [*COMPLETE, second])
+    assert str(error.value).endswith("remove one of them, or name the files of one dataset with a glob.")
+    assert count(tmp_path / "data", [], "*-of-00003.jsonl") == 3
 
 
 def test_missing_archive_is_named(tmp_path):

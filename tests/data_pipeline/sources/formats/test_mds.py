@@ -8,6 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from megaptm.errors import UserError
 from tests.data_pipeline.sources.reading import reading, written
 
 SHARD = base64.b64decode(
@@ -49,6 +50,24 @@ def test_shards_that_the_index_does_not_list_are_skipped(tmp_path):
     result = reading(tmp_path / "train")
     assert [source.partition("@")[0] for source in result.sources[::3]] == ["train/0.mds", "train/1.mds.zstd"]
     assert len(result.texts) == 6
+
+
+@pytest.mark.parametrize(
+    ("pattern", "missing", "unmatched"),
+    [("*.mds", "train/1.mds", "train/1.mds.zstd"), ("*.zstd", "train/0.mds.zstd", "train/0.mds")],
+)
+def test_glob_that_does_not_match_all_listed_shards_is_an_error(pattern, missing, unmatched, tmp_path):
+    written(tmp_path / "train/0.mds", SHARD)
+    written(tmp_path / "train/1.mds.zstd", COMPRESSED)
+    shards = [{"raw_data": {"basename": f"{n}.mds"}, "zip_data": {"basename": f"{n}.mds.zstd"}} for n in (0, 1)]
+    written(tmp_path / "train/index.json", json.dumps({"version": 2, "shards": shards}))
+    with pytest.raises(UserError) as error:
+        reading(tmp_path / "train" / pattern)
+    message = (
+        f"{missing} does not exist beside train/index.json (or only as {unmatched}, which the glob does not match)"
+    )
+    assert message in str(error.value)
+    assert len(reading(tmp_path / "train/*.mds*").texts) == 6
 
 
 @pytest.mark.parametrize("part", [40, 100, 300])
