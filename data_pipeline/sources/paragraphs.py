@@ -85,8 +85,8 @@ def _complete_lines(data: Iterator[bytes], offset: int, longest: int) -> Iterato
 
 
 def _before_whitespace(file: InputFile, start: int) -> int:
-    """Return the offset of the last byte before `start` that is not white space, whose line is not blank; or of a line
-    after a blank one."""
+    """Return the offset of the last byte before `start` that is not white space, or a later offset of a line after a
+    blank one."""
     if not start:
         return 0
     with open_file(file) as stream:
