@@ -229,7 +229,7 @@ FULL_BYTES = 1 << 16
 """Free bytes below which a file system is reported as full."""
 SHARED_MEMORY = "/dev/shm"
 # Caused by a path that the user chose or by the state of the disk; other system errors are defects of megaptm.
-PATH_ERRORS = (
+PATH_OR_DISK_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
     *(errno.ELOOP, errno.EIO, errno.ESTALE, errno.ENOTEMPTY, errno.ENXIO),
 )
@@ -252,7 +252,7 @@ def storage_errors_as_user_errors(path: object) -> Iterator[None]:
         where = error.filename2 or error.filename or path
         if error.errno in FULL_DISK:
             raise UserError(f"{describe_full_disk(error, path)} and start again.") from error
-        if error.errno in PATH_ERRORS:
+        if error.errno in PATH_OR_DISK_ERRORS:
             raise UserError(
                 f"{where} cannot be used ({describe_path_error(error, where)}): correct that, or choose another path."
             ) from error

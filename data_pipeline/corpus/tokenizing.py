@@ -28,7 +28,7 @@ from data_pipeline.document import ATTACHED, Document, DropCounts, OnError, is_d
 from data_pipeline.folders import SHARDS
 from data_pipeline.packing import PackingSums, packing_sums
 from data_pipeline.recipe import Recipe
-from data_pipeline.sources.open import PATH_ERRORS
+from data_pipeline.sources.open import SOURCE_PATH_ERRORS
 from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, read_file
@@ -223,7 +223,7 @@ def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str,
     except (KeyError, UserError):
         return None
     except OSError as error:
-        if error.errno not in PATH_ERRORS:
+        if error.errno not in SOURCE_PATH_ERRORS:
             raise
         return None
 

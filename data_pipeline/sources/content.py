@@ -14,7 +14,7 @@ from data_pipeline.sources.compression import (
     compression_of,
     decompress,
 )
-from data_pipeline.sources.open import PATH_ERRORS, open_bytes
+from data_pipeline.sources.open import SOURCE_PATH_ERRORS, open_bytes
 from data_pipeline.sources.source import InputFile
 from data_pipeline.sources.unreadable import Unreadable
 from megaptm.errors import shown
@@ -43,7 +43,7 @@ def open_file(file: InputFile) -> BinaryIO:
     try:
         return open_bytes(file.path)
     except file_errors as error:
-        if error.errno not in (None, *PATH_ERRORS):
+        if error.errno not in (None, *SOURCE_PATH_ERRORS):
             raise
         if not is_remote(file.path) and os.path.islink(file.path) and not os.path.exists(file.path):
             problem = f"is a link to {shown(os.readlink(file.path))}, which does not exist"

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from megaptm.storage import PROTOCOLS, exists, is_remote, open_remote
 
-PATH_ERRORS = (
+SOURCE_PATH_ERRORS = (
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG),
     *(errno.EINVAL, errno.ENXIO, errno.ENODEV),
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from data_pipeline.sources.compression import without_compression
 from data_pipeline.sources.listing import FoundFile, Listing
-from data_pipeline.sources.open import PATH_ERRORS
+from data_pipeline.sources.open import SOURCE_PATH_ERRORS
 from data_pipeline.sources.shard_names import is_requested, refuse_missing_files
 from data_pipeline.sources.source import Source
 from megaptm.storage import exists, file_size, is_remote, read_file, regular_file
@@ -51,7 +51,7 @@ def check_shard_lists(source: Source, listing: Listing) -> list[tuple[str, str]]
         try:
             options_by_shard = _listed_shards(file.path)
         except OSError as error:
-            if error.errno not in PATH_ERRORS:
+            if error.errno not in SOURCE_PATH_ERRORS:
                 raise
             skipped.append(("unreadable list", file.name))
             continue

@@ -24,7 +24,7 @@ from megaptm.checkpoint.committed import FOLDER, newest_step
 from megaptm.checkpoint.files import write_with_retries
 from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run
 from megaptm.config.schedule import with_initial_warmup
-from megaptm.errors import PATH_ERRORS, UserError, describe_path_error, printable
+from megaptm.errors import PATH_OR_DISK_ERRORS, UserError, describe_path_error, printable
 from megaptm.objectives.compose import map_files
 from megaptm.plan.auto import plan_layout
 from megaptm.resilience.attempt import Attempt
@@ -246,7 +246,7 @@ def _folder_errors_as_user_errors(run: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (*PATH_ERRORS, errno.ENOENT):
+        if error.errno not in (*PATH_OR_DISK_ERRORS, errno.ENOENT):
             raise
         raise UserError(describe_folder_error(run, error)) from None
 
