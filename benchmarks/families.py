@@ -184,7 +184,7 @@ def megaptm_step(
     optimizer = OptimizerConfig(lr=1e-4, clip=1.0, weight_decay=0.1)
     losses = dict.fromkeys(heads, 1.0)
     engine = build_engine(spec, layout, optimizer, losses=losses, seed=0, precision=precision, compiles=compiles)
-    engine.fill()
+    engine.init_weights()
     steps = iter(range(10**9))
     return lambda: engine.train_step([dict(batch)], step=next(steps), lr=1e-4)
 

@@ -44,7 +44,7 @@ from megaptm.families.transformer_xl.costs import RelativeAttentionCosts
 from megaptm.layers.mask import Mask
 from megaptm.layers.pattern import Pattern, SlidingWindow
 from megaptm.layers.sparse import attend_by_tiles
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, ResidualSpec, Size, change
 
@@ -153,7 +153,7 @@ def measure_model(residual: ResidualSpec, layers: int, length: int) -> int:
     family = change(table, stacks={"decoder": block})
     size = Size(layers=layers, width=256, heads=4, ffn=1024)
     model = Model(ModelSpec(family=family, size=size, vocabulary=258, context=length, dropout=0.0))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     text = torch.randint(258, (1, length + 1), generator=torch.Generator().manual_seed(0))

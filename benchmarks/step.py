@@ -56,7 +56,7 @@ def megaptm_step(precision: str, shape: Shape) -> Callable[[], float]:
     engine = build_engine(
         shape.spec, Layout(microbatch=BATCH), optimizer, losses={"lm": 1.0}, seed=0, precision=precision
     )
-    engine.fill()
+    engine.init_weights()
     tokens = torch.randint(0, VOCABULARY, (BATCH, shape.length + 1), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(shape.length).expand(BATCH, -1).contiguous()
     batch = {"tokens": tokens[:, :-1].contiguous(), "positions": positions, "labels": tokens[:, 1:].contiguous()}

@@ -92,7 +92,7 @@ def run_rank(
     counts = np.bincount(sample_text(words).reshape(-1), minlength=SPECIAL.size)
     spec = WordSpec(family=WORD2VEC, size=WordSize(width=WIDTH), vocabulary=SPECIAL.size)
     engine = WordEngine(spec, Layout(data=ranks), TASK, seed=1, special=SPECIAL.specials, count_words=lambda *_: counts)
-    engine.fill()
+    engine.init_weights()
     with Loader(mix, batch=ranks, microbatch=1, rank=rank, ranks=ranks) as loader:
 
         def train_once() -> None:

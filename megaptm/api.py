@@ -83,12 +83,12 @@ def build_model(
     keys of a config's section `model`: `layers`, `width`, `heads`, `ffn`, `vocabulary`, `context`, `dropout` ...
     """
     from megaptm.config import read_model
-    from megaptm.models.initial import fill
+    from megaptm.models.initial import init_weights
     from megaptm.models.model import Model
 
     target = _check_device(device)
     model = Model(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
-    fill(model, seed)
+    init_weights(model, seed)
     return model.to(target)
 
 

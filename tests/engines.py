@@ -13,5 +13,5 @@ def filled_engine(*args: Any, **options: Any) -> Engine:
     from megaptm.parallel.build import build_engine
 
     engine = build_engine(*args, **options)
-    engine.fill()
+    engine.init_weights()
     return engine

@@ -17,7 +17,7 @@ from megaptm.data import open_mix
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.evaluate import evaluate
 from megaptm.inference.evaluation_options import EvaluationOptions
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import read_config
@@ -123,7 +123,7 @@ def test_build_model_has_the_initial_weights_of_a_run():
     shape = {name: getattr(config.model, name) for name in ("layers", "width", "heads", "ffn", "context", "dropout")}
     model = megaptm.build_model("gpt2", vocabulary=300, seed=9, **shape)
     spec = model.spec
-    fill(expected := Model(spec), 9)
+    init_weights(expected := Model(spec), 9)
     assert spec == megaptm.build_model("gpt2", "custom", vocabulary=300, **shape).spec
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
 

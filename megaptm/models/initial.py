@@ -232,7 +232,7 @@ def _scale_std(std: Std, ratio: float) -> Std:
 
 
 @torch.no_grad()
-def fill(model: Model, seed: int) -> None:
+def init_weights(model: Model, seed: int) -> None:
     """Set every parameter of an unsplit model or chunk to its initial value."""
     parameters = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     for parameter, value in zip(model.parameters(), initial_values(model.spec, parameters.items(), seed), strict=True):

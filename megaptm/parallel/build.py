@@ -36,7 +36,7 @@ def build_engine(
     spikes: SpikeConfig | None = None,
     **options: Any,
 ) -> Engine:
-    """Build a training engine whose weights have no values yet: call `Engine.fill` or `Engine.restore`.
+    """Build a training engine whose weights have no values yet: call `Engine.init_weights` or `Engine.restore`.
 
     `hooks`: hooks of the run, besides those of the model. `loss_scale`: options for fp16. `spikes`: reaction to
     spikes of the loss, if any. `options`: see `build_parallel_model`.

@@ -22,7 +22,7 @@ from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device, replica_group
 from megaptm.parallel.hooks import EngineHook
-from megaptm.parallel.initial import Initializer, fill
+from megaptm.parallel.initial import Initializer, init_weights
 from megaptm.parallel.loss_scale import LossScale
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
@@ -47,8 +47,8 @@ class Engine:
         loss_scale: LossScale | None = None,
         spikes: Spikes | None = None,
     ) -> None:
-        """`losses`: loss -> weight. `open_initializer` is called by `fill`. Call `fill` or `restore` before the first
-        training step."""
+        """`losses`: loss -> weight. `open_initializer` is called by `init_weights`. Call `init_weights` or `restore`
+        before the first training step."""
         self.model, self.optimizer, self.seed, self.hooks = model, optimizer, seed, hooks
         self.loss_scale, self.spikes = loss_scale, spikes
         self.ranks = model.ranks
@@ -67,13 +67,13 @@ class Engine:
             self.losses = hook.loss_weights(self.losses)
         self._weights = _on_device(self.losses.values())
 
-    def fill(self) -> None:
+    def init_weights(self) -> None:
         """Set the initial weights of the model, a function of the seed."""
         initializer = next(filter(None, (hook.model_initializer() for hook in self.hooks)), None)
         if initializer is None and self._open_initializer is not None:
             initializer = self._open_initializer()
         for stage in self.model.stages:
-            fill(stage, seed=self.seed, initializer=initializer)
+            init_weights(stage, seed=self.seed, initializer=initializer)
         self.optimizer.megatron.reload_model_params()
 
     def pieces(self) -> Iterator[TensorPiece]:

@@ -29,7 +29,7 @@ TOKEN_TABLE = "embed.token.weight"
 
 
 @torch.no_grad()
-def fill(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> None:
+def init_weights(stage: Stage, *, seed: int, initializer: Initializer | None = None) -> None:
     """Set every parameter to its initial value: the default, or the result of `initializer`."""
     placed = list(stage.placed_parameters())
     values = initial_values(stage.model.spec, ((each.name, each.shape) for each, _ in placed), seed)

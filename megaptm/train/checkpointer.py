@@ -144,7 +144,7 @@ class Checkpointer:
         if checkpoint is not None:
             run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
-            self.engine.fill()
+            self.engine.init_weights()
         if self.events and starts_job:
             layout, processes = self.config.layout.model_dump(), self.rank_env.world
             if checkpoint is None:

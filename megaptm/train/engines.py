@@ -34,8 +34,8 @@ def build_engine(
     timeout_minutes: float,
     log: Callable[[str], None],
 ) -> TrainingEngine:
-    """Build the training engine of a config without weights; a checkpoint or `fill` sets them. Sampling values of a
-    large model takes minutes. `log` receives a line for each notable property of the engine."""
+    """Build the training engine of a config without weights; a checkpoint or `init_weights` sets them. Sampling values
+    of a large model takes minutes. `log` receives a line for each notable property of the engine."""
     if isinstance(spec, LayerlessSpec):
         engine: TrainingEngine = spec.family.build_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
         return engine

@@ -20,7 +20,7 @@ class TrainingEngine(Protocol):
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weights of the losses, starting with the next forward pass."""
 
-    def fill(self) -> None:
+    def init_weights(self) -> None:
         """Set the initial weights of the model, a function of the seed."""
 
     def train_step(self, microbatches: list[Any] | None, *, step: int, lr: float) -> StepResult:

@@ -27,7 +27,7 @@ from megaptm.families.clip.inference import ImageTextModel, class_vectors, retri
 from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.head_costs import head_costs
-from megaptm.models.initial import fill, initial_value
+from megaptm.models.initial import init_weights, initial_value
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published
@@ -223,7 +223,7 @@ def run(corpora):
     tokenizer = load_tokenizer(corpora / "pairs/tokenizer")
     mix = open_mix(config.data.mix, objective=config.objective, sequence=17, seed=1, special=tokenizer.special)
     model = Model(resolve_model(config))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.98), weight_decay=0.05)
     with Loader(mix, batch=64, microbatch=64) as loader:
         for step, [batch] in islice(loader, 100):

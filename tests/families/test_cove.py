@@ -15,7 +15,7 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.families.cove import COVE
 from megaptm.families.cove.mt_lstm import to_mt_lstm
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.run.word_vector_file import with_vectors
@@ -28,7 +28,7 @@ SOURCE_LENGTHS, TARGET_LENGTHS, WIDTHS = ((5, 3), (7, 0)), ((2, 4), (6, 0)), (9,
 
 def build_tiny_model(spec: ModelSpec | None = None):
     model = Model(tiny_cove() if spec is None else spec)
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):

@@ -23,7 +23,7 @@ from megaptm.families.electra import ELECTRA
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import import_run
 from megaptm.hub.stacks import split_stack
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
@@ -183,7 +183,7 @@ def test_discriminator_loss_does_not_train_the_generator() -> None:
 
 def test_initial_discriminator_table_is_the_generators() -> None:
     model = Model(tiny_spec("deberta-v3"))
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     assert not weights[DIFFERENCE].any()
     assert weights[TOKENS].any()
@@ -222,7 +222,7 @@ def export_tiny_model(folder: Path, tokenizer: Path | None = None, vocabulary: i
     model = tiny_model("deberta-v3")
     if vocabulary is not None:
         model = Model(replace(model.spec, vocabulary=vocabulary))
-        fill(model, seed=0)
+        init_weights(model, seed=0)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, tokenizer, folder)
     return model

@@ -29,7 +29,7 @@ from megaptm.hub.tensor_rules import export_weights, import_weights
 from megaptm.layers.mask import self_mask
 from megaptm.layers.stack import StackInputs
 from megaptm.losses.token import cumulative_shares, pick_token
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
@@ -311,7 +311,7 @@ def test_import_needs_both_encoders(tmp_path: Path) -> None:
     tokenizer = train("wordpiece", [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
     model = Model(replace(tiny_spec("electra"), vocabulary=tokenizer.vocabulary))
-    fill(model, seed=0)
+    init_weights(model, seed=0)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     to_hugging_face(model.spec, weights, tmp_path / "tokenizer", tmp_path / "out")
 

@@ -17,7 +17,7 @@ from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
 from megaptm.families.elmo.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.families.elmo.spelling import character_ids, vocabulary_spellings
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count_parameters
@@ -37,7 +37,7 @@ def test_published_parameter_count(size, expected):
 
 def build_tiny_model(**options):
     model = Model(tiny_elmo(**options))
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "recurrent" in name or "filters" in name:
@@ -235,7 +235,7 @@ def test_unknown_mix_location_is_refused(at):
 
 def test_model_learns_with_negatives_and_carried_state():
     model = Model(tiny_elmo())
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     table = torch.from_numpy(character_ids([f"{number:03}" for number in range(VOCABULARY)]))[:, :7]
     text = torch.arange(40_000) * 7 % 31

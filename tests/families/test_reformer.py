@@ -23,7 +23,7 @@ from megaptm.families.reformer.reversible import LayerInputs
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.layers.rng import RngReplay
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import change, with_attention_options
 from tests.hub.reloaded import use_own_random_values
@@ -43,7 +43,7 @@ def build_model_with_large_weights(
     tiny = tiny_spec("reformer", layers=layers, dropout=dropout)
     stacks = {"decoder": with_attention_options(tiny.family.last_block, OPTIONS | options)}
     model = Model(replace(tiny, context=context, family=change(tiny.family, stacks=stacks)))
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     torch.manual_seed(2)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

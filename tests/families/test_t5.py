@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext
@@ -34,7 +34,7 @@ def batch(seed: int, rows: int = 32) -> dict[str, torch.Tensor]:
 
 def test_model_learns_two_text_tasks() -> None:
     model = Model(replace(tiny_spec("t5-v1.1", layers=1), vocabulary=FIRST + 2 * WORDS))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(60):

@@ -11,7 +11,7 @@ import torch
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.positions import sinusoid
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
@@ -68,7 +68,7 @@ def test_model_learns_to_reverse_words() -> None:
     size = Size(layers=1, width=64, heads=4, ffn=128)
     spec = ModelSpec(family=CATALOGUE["transformer"], size=size, vocabulary=20, context=24, dropout=0.0)
     model, rng = Model(spec), np.random.default_rng(0)
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
     for step in range(1, 251):
         for group in optimizer.param_groups:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 
@@ -19,7 +19,7 @@ def build_tiny_model(memory: int, *, layers: int = 3, width: int = 32, init: str
     family = change(CATALOGUE["transformer-xl-bytes"], init={"rule": init})
     size = Size(layers=layers, width=width, heads=4, ffn=64, memory=memory)
     model = Model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
-    fill(model, seed=5)
+    init_weights(model, seed=5)
     return model.eval()
 
 

@@ -24,7 +24,7 @@ from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model, even_chunks
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, SegmentInput, Size, TokenInput, change, published
@@ -350,7 +350,7 @@ def test_pipeline_stages_share_the_feature_projection():
 
 def test_initial_mask_embedding():
     model = Model(tiny_uniter(layers=2))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     assert model.embed is not None
     assert model.embed.region.mask.weight[0].count_nonzero() == 0
     assert model.embed.region.mask.weight[1].count_nonzero() == FEATURES

@@ -25,7 +25,7 @@ from megaptm.errors import UserError
 from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, grid_of, patch_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import TokenInput, change, published
@@ -265,7 +265,7 @@ def train_on_digits(corpus: Path, objective: str, *, steps: int) -> tuple[Model,
     options = {"objective": config.objective, "sequence": 17, "seed": 1, "special": special}
     mix, held_out = (open_mix({str(corpus): 1.0}, split=split, **options) for split in ("train", "validation"))
     model = Model(resolve_model(config))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, weight_decay=0.05)
     with Loader(mix, batch=64, microbatch=64) as loader:
         for step, [batch] in islice(loader, steps):

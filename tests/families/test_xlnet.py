@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from megaptm.families import CATALOGUE
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model
@@ -164,7 +164,7 @@ def test_model_learns_with_queries() -> None:
     family = change(CATALOGUE["xlnet"], init={"rule": "glorot"})
     size = Size(layers=2, width=32, heads=4, ffn=64)
     model = Model(ModelSpec(family=family, size=size, vocabulary=20, context=12, dropout=0.0))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     generator, losses = torch.Generator().manual_seed(3), []
     for _ in range(80):

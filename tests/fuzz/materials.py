@@ -16,7 +16,7 @@ from megaptm.distillation.cached_logits import FORMAT, SampleLogits, file_hash, 
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from tests import ROOT
@@ -77,7 +77,7 @@ def _write_elmo(folder: Path) -> None:
     """Write files with the names of the released code, and a text file of vectors."""
     folder.mkdir()
     model = Model(spec := tiny_elmo())
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if importlib.util.find_spec("h5py"):
         write_hdf5(folder / "weights.hdf5", to_bilm(weights, spec))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.tokenizers import SPECIALS, Tokenizer, train
 from tests.models.tiny import tiny_spec
@@ -34,7 +34,7 @@ def export_tiny(
     tokenizer = train(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=specials)
     tokenizer.save(folder / "tokenizer")
     spec = replace(tiny_spec(family, dropout=dropout), vocabulary=tokenizer.vocabulary)
-    fill(model := Model(spec), seed=0)
+    init_weights(model := Model(spec), seed=0)
     weights = {name: parameter.detach() * factor for name, parameter in model.named_parameters()}
     to_hugging_face(spec, weights, folder / "tokenizer", folder / "out", **options)
     return ExportedTiny(folder / "out", model, tokenizer)

@@ -21,7 +21,7 @@ from megaptm.families.ernie.spec import TaskInput
 from megaptm.families.gpt import GPT2
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change, published
 from megaptm.tokenizers import train
@@ -80,7 +80,7 @@ def test_distillation_projection_is_not_exported(tmp_path: Path) -> None:
     distillation = Distillation(teacher=spec, weights={"embeddings": 1.0}, layers={"encoder": ()}, projection="shared")
     student = Model(spec)
     add_losses(student, distillation)
-    fill(student, seed=7)
+    init_weights(student, seed=7)
     to_hugging_face(spec, weights_of(student), None, tmp_path / "out")
     imported = from_hugging_face(tmp_path / "out", family="tinybert")
     assert imported.weights.keys() == weights_of(student).keys() - {"distill.shared.weight", "distill.shared.bias"}
@@ -104,7 +104,7 @@ def test_export_names_heads_left_out(tmp_path: Path) -> None:
 def test_added_head_is_not_exported(tmp_path: Path) -> None:
     spec = tiny_spec("bert")
     spec = replace(spec, family=change(spec.family, heads=(*spec.family.heads, "sentence-distance")))
-    fill(model := Model(spec), seed=1)
+    init_weights(model := Model(spec), seed=1)
     to_hugging_face(spec, weights_of(model), None, tmp_path / "out")
     load(tmp_path / "out", spec)
     imported = from_hugging_face(tmp_path / "out")
@@ -126,7 +126,7 @@ def test_number_of_task_ids(tasks: int, tmp_path: Path) -> None:
     table = reference.ernie.embeddings.task_type_embeddings.weight
     assert imported.weights["embed.task.weight"].equal(table.detach())
     assert imported.spec.family == spec.family.with_input(TaskInput(rows=tasks))
-    fill(model := Model(imported.spec), seed=1)
+    init_weights(model := Model(imported.spec), seed=1)
     to_hugging_face(imported.spec, weights_of(model), None, tmp_path / "ours")
     assert load(tmp_path / "ours", imported.spec).config.task_type_vocab_size == tasks
 
@@ -152,7 +152,7 @@ def test_export_has_the_tokenizer(family: str, kind: str, expected: dict[str, st
     tokenizer.save(tmp_path / "tokenizer")
     spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
     model = Model(spec)
-    fill(model, seed=0)
+    init_weights(model, seed=0)
     to_hugging_face(spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")
 
     hf_tokenizer, config = (

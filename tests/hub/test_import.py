@@ -23,7 +23,7 @@ from megaptm.families.longformer.spec import WindowSpec
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.compatibility import compatibility, refuse_other_model
 from megaptm.tokenizers import train
@@ -217,7 +217,7 @@ def test_end_id_of_config_and_tokenizer(end_id: int, message: str | None, tmp_pa
     model = clip_model()
     assert tokenizer.special.end == tokenizer.vocabulary - 1
     spec = replace(model.spec, vocabulary=tokenizer.vocabulary)
-    fill(model := Model(spec), seed=0)
+    init_weights(model := Model(spec), seed=0)
     to_hugging_face(spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     end = tokenizer.special.end

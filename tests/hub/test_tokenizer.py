@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
@@ -145,7 +145,7 @@ def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
     tokenizer = train("unigram", [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
     model = Model(replace(tiny_spec("gpt2"), vocabulary=400))
-    fill(model, seed=0)
+    init_weights(model, seed=0)
     to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
     assert load_tokenizer(tmp_path / "out")(FIRST)["input_ids"] == tokenizer.encode(FIRST).tolist()
 

@@ -17,7 +17,7 @@ from megaptm.inference.beam import Beam, generate_by_beam, search
 from megaptm.inference.generate import never_generated
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import prepare_prompt
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.tokenizers import train
 from tests.models.tiny import tiny_spec
@@ -40,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         tokenizer.save(root / f"{family}-tokenizer")
         spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
         model = Model(spec)
-        fill(model, seed=2)
+        init_weights(model, seed=2)
         sharpen(model, 2.0)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         to_hugging_face(spec, weights, root / f"{family}-tokenizer", root / family)

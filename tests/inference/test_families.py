@@ -15,7 +15,7 @@ from megaptm.families import CATALOGUE
 from megaptm.inference.generate import Sampler, Sampling, output_ids
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import model_uses, prepare_prompt, read_prompt, require_use, select_use, text_batch
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers.training import train
@@ -64,7 +64,7 @@ def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedMo
     options = [*SHAPE, "distill=null", f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
     config = load(CONFIGS / family / "tiny.yaml", options)
     model = Model(resolve_model(config)).eval().requires_grad_(False)
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     sharpen(model, 10.0)
     folder = Path("run")
     return LoadedModel(

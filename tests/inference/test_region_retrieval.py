@@ -19,7 +19,7 @@ from megaptm.families.uniter.inference import _match_pairs, matching_retrieval, 
 from megaptm.families.uniter.objectives import ImageTextMatching
 from megaptm.families.vit.retrieval import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import SampleContext
@@ -39,7 +39,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     tokenizer = load_tokenizer(root / "corpus/tokenizer")
     options = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
     config = load(CONFIGS / request.param / "tiny.yaml", options)
-    fill(model := Model(resolve_model(config)), seed=0)
+    init_weights(model := Model(resolve_model(config)), seed=0)
     return LoadedModel(root, config, 0, fill_with_noise(model, 0.1).eval(), tokenizer, root / "corpus/tokenizer")
 
 

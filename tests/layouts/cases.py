@@ -243,7 +243,7 @@ def train_and_save(
     if start:
         engine.restore(store.load(start).reader, step=start)
     else:
-        engine.fill()
+        engine.init_weights()
     background, trained, results = Background(), threading.Event(), []
     end, rank = start + steps, engine.ranks.world
 

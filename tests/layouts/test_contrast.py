@@ -18,7 +18,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
-from megaptm.models.initial import fill, initial_value
+from megaptm.models.initial import init_weights, initial_value
 from megaptm.models.model import Model
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, ROWS, batch, losses_of, micro_batches, tiny, train_and_save
@@ -44,7 +44,7 @@ def first_step_of_torch(dropout: float) -> dict[str, Any]:
 
     ranks = open_groups(Layout(microbatch=8))
     model, fields = Model(tiny(FAMILY, dropout=dropout)), batch(FAMILY, 0)
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     with torch.no_grad():
         evaluated = {name: (loss / count).item() for name, (loss, count) in model.eval()(fields).losses.items()}
     seed_step(7, 0, ranks)

@@ -5,7 +5,7 @@ import torch
 
 from megaptm.config import Layout, OptimizerConfig
 from megaptm.config.schema import AdafactorConfig
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from tests.engines import filled_engine
 from tests.layouts.cases import batch, losses_of, micro_batches, tiny, train_and_save, train_steps
@@ -182,7 +182,7 @@ REFERENCES = {
 def test_rule_equals_a_plain_torch_loop(alone, name):
     family, rule = RULES[name]
     model = Model(tiny(family))
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     parameters = list(model.parameters())
     groups = [
         {"params": [parameter for parameter in parameters if parameter.dim() > 1], "weight_decay": rule.weight_decay},

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from megaptm.families.elmo.every_layer import ScalarMix, every_layer
 from megaptm.families.elmo.spelling import character_ids
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 from tests.models.recurrent import NUM_CHARACTERS, characters, elmo_table
@@ -78,7 +78,7 @@ def train_elmo(words: Words, seed: int) -> tuple[Tensor, Tensor]:
     """Train ELMo. Return its layers [L, B, S, D] for new texts, and int64 [B, S] the labels of their words."""
     size = Size(layers=2, width=32, heads=1, ffn=64, memory=1, inputs=characters(highway=1))
     model = Model(ModelSpec(family=elmo_table(), size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
-    fill(model, seed=seed)
+    init_weights(model, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(STEPS):
         texts, batch = words.sample_texts(1000 * seed + step), {}

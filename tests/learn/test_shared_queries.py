@@ -31,7 +31,7 @@ from torch import Tensor
 from megaptm.families import CATALOGUE
 from megaptm.families.reformer.attention import HashedAttend
 from megaptm.families.reformer.spec import LSHSpec
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
@@ -51,7 +51,7 @@ def untrained_model(attention: str, seed: int) -> Model:
     family = change(table, stacks={"decoder": block})
     size = Size(layers=LAYERS, width=64, heads=4, ffn=256)
     model = Model(ModelSpec(family=family, size=size, vocabulary=256, context=LENGTH, dropout=0.0))
-    fill(model, seed=seed)
+    init_weights(model, seed=seed)
     return model
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from megaptm.batch import IGNORED
 from megaptm.families import CATALOGUE
 from megaptm.families.bigbird.spec import BlockSparseSpec
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import AttentionSpec, ModelSpec, Size, change
 
@@ -57,7 +57,7 @@ def train_and_evaluate(attention: AttentionSpec, seed: int) -> float:
     family = change(table, stacks={"encoder": change(table.last_block, attention=attention)})
     size = Size(layers=2, width=32, heads=4, ffn=64)
     model = Model(ModelSpec(family=family, size=size, vocabulary=VOCABULARY, context=LENGTH, dropout=0.0))
-    fill(model, seed=seed)
+    init_weights(model, seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(STEPS):
         loss, count = model(make_batch(1000 * seed + step)).losses["mlm"]

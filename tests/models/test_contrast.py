@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec
 from tests.models.pairs import WIDTH
@@ -36,7 +36,7 @@ def info_nce_of_pairs(features: Tensor, labeled: list[int]) -> Tensor:
 def test_contrast_loss_equals_its_formula() -> None:
     spec = ModelSpec(family=TOWERS, size=TOWERS.sizes["small"], vocabulary=50, context=LENGTH, dropout=0.0)
     model = Model(spec).eval()
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     generator = torch.Generator().manual_seed(4)
     texts = {f"{side}tokens": torch.randint(0, 50, (BATCH, LENGTH), generator=generator) for side in ("", "right_")}
     labeled = [0, 2, 3, 5]

@@ -19,7 +19,7 @@ from megaptm.families.bert import BERT
 from megaptm.families.bert.huggingface import encoder_rules
 from megaptm.hub.tensor_rules import import_weights
 from megaptm.losses.token import Projected
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.students import distillation_of, distilled_losses
@@ -95,7 +95,7 @@ def model_with(spec: ModelSpec, weights: Mapping[str, Tensor], distillation: Dis
     model = Model(spec)
     if distillation is not None:
         add_losses(model, distillation)
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     model.load_state_dict(weights, strict=False)
     return model.eval()
 
@@ -171,7 +171,7 @@ def test_losses_are_zero_if_student_equals_teacher(family: str) -> None:
     assert {*values} == {f"distill-{hook}" for hook in (*ALL_LOSSES, *class_loss)}
     assert values == pytest.approx(dict.fromkeys(values, 0.0), abs=1e-6)
     # With another teacher all losses are positive.
-    fill(teacher, seed=8)
+    init_weights(teacher, seed=8)
     losses = distilled_losses(student, teacher, batch)
     assert min(losses[name][0].item() for name in values) > 5e-5
 

@@ -9,7 +9,7 @@ import torch
 
 from megaptm.errors import UserError
 from megaptm.models.chunk import chunks
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.spec import ModelSpec, change
@@ -38,7 +38,7 @@ def test_parameter_count_equals_built_model(name: str) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_parts_equal_the_model(name: str, num_parts: int) -> None:
     model = Model(spec_of(name)).eval()
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     batch = tiny_batch(VARIANTS[name].base)
     if "sentence-order" in model.spec.family.heads:
         batch["sentence_order"] = torch.tensor([0, 1, -100])

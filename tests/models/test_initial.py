@@ -16,7 +16,7 @@ from megaptm.families.palm import PALM
 from megaptm.families.roberta import ROBERTA
 from megaptm.families.t5 import T5, T5_V1_1
 from megaptm.models import initial
-from megaptm.models.initial import fill, initial_value, initial_values
+from megaptm.models.initial import init_weights, initial_value, initial_values
 from megaptm.models.model import Model, even_chunks
 from megaptm.spec import Family, ModelSpec, Size, change
 from tests.models.tiny import FAMILIES, tiny_spec
@@ -25,7 +25,7 @@ from tests.models.tiny import FAMILIES, tiny_spec
 def filled(family: Family, **size: int) -> tuple[ModelSpec, dict[str, Tensor]]:
     spec = ModelSpec(family=family, size=Size(layers=2, **size), vocabulary=300, context=64, dropout=0.0)
     model = Model(spec)
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     return spec, {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -95,7 +95,7 @@ def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
     spec = tiny_spec(family)
     start = 0 if spec.family.last_block.norm.kind == "rms-unit-offset" else 1
     model = Model(spec)
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     for name, parameter in model.named_parameters():
         if name.endswith((".bias", "_difference.weight")):
             assert not parameter.any(), name
@@ -110,10 +110,10 @@ def test_biases_start_at_zero_and_norms_at_one(family: str) -> None:
 def test_parts_start_with_the_values_of_the_model(family: str) -> None:
     spec = tiny_spec(family)
     full_model = Model(spec)
-    fill(full_model, seed=3)
+    init_weights(full_model, seed=3)
     for part in even_chunks(spec, 2):
         model = Model(spec, part)
-        fill(model, seed=3)
+        init_weights(model, seed=3)
         for name, parameter in model.named_parameters():
             assert parameter.equal(full_model.get_parameter(name)), name
 

@@ -13,7 +13,7 @@ from megaptm.families import CATALOGUE
 from megaptm.models.chunk import allows_heads_alone, chunks
 from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.spec import change
@@ -119,7 +119,7 @@ def test_tied_model_projects_with_its_token_table(family: str) -> None:
     # A vocabulary size that no other dimension of the model has.
     spec, batch = replace(tiny_spec(family), vocabulary=300), tiny_batch(family)
     model = Model(spec).eval()
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     tables = [
         name for name, weight in model.named_parameters() if len(weight) == spec.padded_vocabulary and weight.dim() == 2
     ]

@@ -16,7 +16,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.layers.mask import self_mask
 from megaptm.models.head_costs import HEADS
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import SampleContext
@@ -228,7 +228,7 @@ def test_packed_span_corruption_equals_single_document(family: str) -> None:
     special = tiny_special()
     task = OBJECTIVES["span-corruption"]
     model = Model(replace(tiny_spec(family), vocabulary=special.size))
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     sample = task.make_sample(
         [random_slice(9), random_slice(13)], SampleContext(special, np.random.default_rng(0), 24, True)
     )
@@ -247,7 +247,7 @@ def test_attention_order_is_respected() -> None:
     family = change(CATALOGUE["gpt2"], stacks={"decoder": change(CATALOGUE["gpt2"].last_block, visibility="ordered")})
     spec = replace(tiny_spec("gpt2"), family=family)
     model = Model(spec)
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     model.eval()
     batch = tiny_batch("gpt2")
     num_samples, sequence = batch["tokens"].shape

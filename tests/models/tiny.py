@@ -18,7 +18,7 @@ from benchmarks.common.batches import (
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import Family, ModelSpec, Size
 
@@ -72,7 +72,7 @@ def tiny_spec(family: str, *, layers: int = 2, dropout: float = 0.0) -> ModelSpe
 def tiny_model(family: str, *, layers: int = 2, dropout: float = 0.0, noise: float = 0.1) -> Model:
     """Return a model in eval mode, with noise added to its initial weights, so that no bias is 0 and no norm 1."""
     model = Model(tiny_spec(family, layers=layers, dropout=dropout))
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -9,7 +9,7 @@ from megaptm.batch import IGNORED
 from megaptm.families.clip import CLIP
 from megaptm.families.vit import VIT
 from megaptm.families.vit.spec import CHANNELS, IMAGE, MASKED_PATCH, PATCH
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
 from tests.models.own import OwnCase
@@ -84,7 +84,7 @@ def clip_model(*, layers: int = 4, noise: float = 0.1) -> Model:
 
 def fill_with_noise(model: Model, noise: float) -> Model:
     """Fill a model and add noise, so that no bias is 0 and no norm 1. Padding of the vocabulary stays 0."""
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():

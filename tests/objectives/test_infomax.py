@@ -15,7 +15,7 @@ from megaptm.errors import UserError
 from megaptm.families.bert import BERT
 from megaptm.families.infoword.head_modules import TEMPERATURE
 from megaptm.families.infoword.objectives import DeepInfoMax
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives.objective import SampleContext, SentenceGroup
 from megaptm.spec import ModelSpec, Size, change
@@ -112,7 +112,7 @@ def model():
     family = change(BERT, heads=("mlm", "infomax"))
     size = Size(layers=2, width=32, heads=4, ffn=64)
     built = Model(ModelSpec(family=family, size=size, vocabulary=SPECIAL.size, context=SEQUENCE, dropout=0.0))
-    fill(built, seed=3)
+    init_weights(built, seed=3)
     return built.double().eval()
 
 
@@ -167,7 +167,7 @@ def test_loss_is_cross_entropy_over_ngrams_of_the_batch(model):
 def test_model_learns_to_match_ngrams(model):
     """Train on one batch until each text matches its own n-gram."""
     learner = Model(replace(model.spec, dropout=0.0))
-    fill(learner, seed=6)
+    init_weights(learner, seed=6)
     learner.double()
     optimizer = torch.optim.AdamW(learner.parameters(), lr=3e-3)
     batch = to_batch([make_sample(seed, 20 + seed, order=seed) for seed in range(8)])

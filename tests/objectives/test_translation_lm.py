@@ -11,7 +11,7 @@ import torch
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
@@ -193,7 +193,7 @@ def make_batch(rng: np.random.Generator, **options: bool) -> dict[str, torch.Ten
 @pytest.mark.usefixtures("one_thread")
 def test_model_learns_from_the_translation():
     model = Model(tiny_spec("bert"))
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     optimizer = torch.optim.Adam(model.parameters())
     rng = np.random.default_rng(1)
     for step in range(1, 241):

@@ -16,7 +16,7 @@ from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import from_hugging_face, hugging_face_config
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, change
 from tests.models.tiny import VOCABULARY, last_prefix, tiny_batch, tiny_model
@@ -64,7 +64,7 @@ def make_zero_parameters(spec: ModelSpec) -> dict[str, Tensor]:
 def build_with_weights(spec: ModelSpec, weights: dict[str, Tensor]) -> Model:
     """Build a model with these weights. A head that the reference lacks is initialized at random."""
     model = Model(spec)
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     parameters = dict(model.named_parameters())
     assert {name for name in parameters if not name.startswith("head.")} <= weights.keys() <= parameters.keys()
     with torch.no_grad():

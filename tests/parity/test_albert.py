@@ -11,7 +11,7 @@ import torch
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.tensor_rules import export_weights
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, change
 from tests.models.tiny import mean_losses, tiny_batch, tiny_spec
@@ -41,7 +41,7 @@ def grouped_spec(groups: int, cycle: int, *, layers: int = 4, **sharing: object)
 
 def build_filled(spec: ModelSpec) -> Model:
     model = Model(spec)
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     return model.eval()
 
 

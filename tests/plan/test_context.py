@@ -7,7 +7,7 @@ import torch
 
 from megaptm.config import Layout, load
 from megaptm.layers.context import ContextRanks, UsesContextRanks
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.parallel.context import ContextHook
 from megaptm.plan import activations
@@ -28,7 +28,7 @@ def saved_bytes(layers: int) -> int:
     """Return the bytes that the forward pass of one of two context ranks saves, without weights."""
     spec = small(change(VARIANTS_OF_LAYERS["bert"], dropout=0.0, heads=("mlm",)), layers=layers)
     model, context = Model(spec), ContextRanks(0, 2, lambda part: torch.cat([part, part]))
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     for module in model.modules():
         if isinstance(module, UsesContextRanks):
             module.context = context

@@ -25,7 +25,7 @@ from megaptm.losses import token
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan import activations
 from megaptm.plan.memory import estimate_memory, state_bytes
@@ -238,7 +238,7 @@ def small(family: Family, *, layers: int) -> ModelSpec:
 def saved_bytes(family: Family, layers: int, *, masked: bool, recompute: str) -> int:
     """Return the bytes of all tensors that a forward pass saves, without weights, each storage once."""
     model = Model(small(family, layers=layers))
-    fill(model, seed=7)
+    init_weights(model, seed=7)
     for module in model.modules():
         if isinstance(module, Layer) and recompute == "attention":
             module.run_attention = partial(checkpoint, use_reentrant=True)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from megaptm.config import Layout, load
 from megaptm.families.uniter.regions import ImageRegions
 from megaptm.families.uniter.spec import RegionInput
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan import activations
 from megaptm.plan.count import step_flops
@@ -32,7 +32,7 @@ def test_flops_equal_torch():
     """Features get a gradient, for the vector of masked regions; boxes do not."""
     spec = replace(tiny_uniter(layers=2), family=change(UNITER_ALL_HEADS, heads=("mrfr",)))
     model, batch = Model(spec), uniter_batch(3, seed=1)
-    fill(model, seed=1)
+    init_weights(model, seed=1)
     # torch's counter does not know the fused kernel of the CPU.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(batch).losses["mrfr"][0].backward()

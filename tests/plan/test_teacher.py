@@ -13,7 +13,7 @@ from megaptm.config import Layout, load
 from megaptm.distillation.costs import TeacherCosts
 from megaptm.distillation.losses import add_losses
 from megaptm.distillation.spec import Distillation
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import estimate_memory
@@ -30,9 +30,9 @@ def counted_flops(spec: ModelSpec, distillation: Distillation | None) -> int:
     if distillation is not None:
         add_losses(student, distillation)
         teacher = Model(distillation.teacher)
-        fill(teacher, seed=8)
+        init_weights(teacher, seed=8)
         teacher.requires_grad_(False).keep_layers(distillation.compared_teacher_layers())
-    fill(student, seed=7)
+    init_weights(student, seed=7)
     batch = tiny_batch("bert")
     batch["document_ids"] = torch.ones_like(batch["document_ids"])  # the CPU skips positions without labels
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

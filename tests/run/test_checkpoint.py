@@ -11,7 +11,7 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.export import export
 from megaptm.config import config_to_yaml, load, resolve_model
 from megaptm.errors import UserError
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.tokenizers import train
@@ -37,7 +37,7 @@ def run(config, tmp_path):
 def saved(config, run):
     """Return a run with one checkpoint, at step 7, and its model."""
     model = Model(resolve_model(config)).eval()
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     store = Store(run, fence=lambda: True)
     store.prepare(7)
     store.write(

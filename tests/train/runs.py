@@ -15,7 +15,7 @@ from data_pipeline.sources import Source
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, config_to_yaml, load, resolve_model
-from megaptm.models.initial import fill
+from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -99,7 +99,7 @@ def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
     run.mkdir()
     (run / "config.yaml").write_text(config_to_yaml(config))
     model = Model(resolve_model(config)).eval().requires_grad_(False)
-    fill(model, seed=3)
+    init_weights(model, seed=3)
     store = Store(run, fence=lambda: True)
     store.prepare(step)
     pieces = [

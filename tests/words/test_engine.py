@@ -82,7 +82,7 @@ def train(
     if start and store:
         engine.restore(store.load(start).reader, step=start)
     else:
-        engine.fill()
+        engine.init_weights()
     rank, losses = engine.ranks.data, []
     for step in range(start, stop):
         result = engine.train_step(make_batches(step, rank, data, sequences), step=step, lr=0.2)
@@ -148,7 +148,7 @@ def test_three_ranks_hold_all_rows():
 
 def held_rows(task: str, data: int) -> list[int]:
     engine = build_engine(task, data)
-    engine.fill()
+    engine.init_weights()
     return engine._in.row_ids().tolist()
 
 
@@ -170,7 +170,7 @@ def test_fused_step_matches_separate_step():
 
 def train_separately(task: str) -> dict[str, np.ndarray]:
     engine = build_engine(task, 1)
-    engine.fill()
+    engine.init_weights()
     engine._train_separately([*engine._subsample_words(make_batches(0, 0, 1, 1))], 0.2)
     return {"in": engine._in.flat, "out": engine._out.flat}
 
@@ -197,7 +197,7 @@ def test_too_high_learning_rate_raises_diverged_error(task, lr):
 
 def train_until_divergence(task: str, lr: float) -> str:
     engine = build_engine(task, 1)
-    engine.fill()
+    engine.init_weights()
 
     def train_steps() -> None:
         for step in range(200):
@@ -211,7 +211,7 @@ def train_until_divergence(task: str, lr: float) -> str:
 
 def step_with_nan(task: str) -> str:
     engine = build_engine(task, 2)
-    engine.fill()
+    engine.init_weights()
     if engine.ranks.data == 0:
         engine._in.flat[:] = np.nan
     with pytest.raises(DivergedError) as caught:
@@ -244,7 +244,7 @@ def train_on_planted_text(sequences: int) -> tuple[float, int, int]:
         special=frozenset(),
         count_words=lambda exchange: counts,
     )
-    engine.fill()
+    engine.init_weights()
     steps = 192 // sequences
     for step in range(steps):
         numbers = range(step * sequences, (step + 1) * sequences)
@@ -275,5 +275,5 @@ def fill_with_one_frequent_word(data: int) -> str:
     task = replace(TASKS["skip-gram"], min_count=largest)
     engine = WordEngine(SPEC, Layout(data=data), task, seed=7, special=frozenset({0}), count_words=count_words)
     with pytest.raises(UserError) as caught:
-        engine.fill()
+        engine.init_weights()
     return str(caught.value)

@@ -58,7 +58,7 @@ def build_engine(corpus: str, *more: str) -> PairEngine:
     corpora = RunCorpora(config)
     engine = PairEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.count_words_and_pairs()
-    engine.fill()
+    engine.init_weights()
     return engine
 
 
@@ -166,7 +166,7 @@ def collect_errors(corpus: str) -> list[str]:
     engine._words.flat[:, 0] = np.nan
     with pytest.raises(DivergedError) as nan_error:
         engine.train_step([], step=0, lr=0.05)
-    engine.fill()
+    engine.init_weights()
 
     def train_at_high_rate() -> None:
         for step in range(4):

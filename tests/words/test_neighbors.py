@@ -55,7 +55,7 @@ def train(text: list[list[str]]) -> WordVectors:
         special=frozenset(),
         count_words=lambda exchange: counts,
     )
-    engine.fill()
+    engine.init_weights()
     steps = EPOCHS * len(sequences)
     for step in range(steps):
         tokens = torch.from_numpy(sequences[step % len(sequences)])[None]

@@ -48,7 +48,7 @@ RANKING = WordSpec(family=CW, size=WordSize(width=3, hidden=4, before=1, after=2
 
 def build_filled(spec: WordSpec) -> NextWord | Ranking:
     network = build_network(spec).double()
-    network.fill(3, 2.0)
+    network.init_weights(3, 2.0)
     return network
 
 
@@ -195,7 +195,7 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
     config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *rate, objective))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
-    engine.fill()
+    engine.init_weights()
     source = BatchSource(config, engine.ranks, corpora)
 
     def held_out() -> dict[str, float]:
@@ -258,7 +258,7 @@ def _train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, st
     if start and store:
         engine.restore(store.load(start).reader, step=start)
     else:
-        engine.fill()
+        engine.init_weights()
     steps = source.steps(start)
     losses = [
         engine.train_step(next(steps), step=step, lr=learning_rate_at(config, step)).loss for step in range(start, stop)
@@ -332,7 +332,7 @@ def ranking_accuracy(corpus: str) -> list[float]:
     config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_SEQUENCES))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
-    engine.fill()
+    engine.init_weights()
     steps, accuracies = BatchSource(config, engine.ranks, corpora).steps(0), []
     for step in range(801):
         batches = next(steps)
@@ -367,7 +367,7 @@ def step_with_nan(corpus: str) -> str:
     config = load(CONFIGS / "nnlm/tiny.yaml", settings("unused", corpus))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
-    engine.fill()
+    engine.init_weights()
     engine.network.bias.data[3] = np.nan
     before = engine.network.vectors.detach().clone()
     with pytest.raises(DivergedError) as caught:

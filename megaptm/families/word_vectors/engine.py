@@ -86,10 +86,10 @@ class WordEngine:
         """Change the weight of the loss of word vectors, which scales the updates."""
         self.losses = {name: weights[name] for name in self.losses}
 
-    def fill(self) -> None:
+    def init_weights(self) -> None:
         """Count the words of the corpora and set the initial word vectors."""
         self._set_counts(self._count_words(self.exchange))
-        self._in.fill(self.seed, self.spec.family.init_bound / self.spec.size.width)
+        self._in.init_weights(self.seed, self.spec.family.init_bound / self.spec.size.width)
         self._out.held[:] = 0.0
 
     def pieces(self) -> Iterator[TensorPiece]:

@@ -56,13 +56,13 @@ class NetworkEngine:
         """Change the weight of the loss of NNLM or C&W, starting with the next step."""
         self.losses = {name: weights[name] for name in self.losses}
 
-    def fill(self) -> None:
+    def init_weights(self) -> None:
         """Count the words of the corpora and set the initial weights of NNLM or C&W."""
         counts = self.corpora.word_counts(
             self.spec.vocabulary, self.ranks.data, self.ranks.data_size, _all_reduce_counts
         )
         self._set_counts(counts, step=0)
-        self.network.fill(self.config.train.seed, self.spec.family.init_bound)
+        self.network.init_weights(self.config.train.seed, self.spec.family.init_bound)
 
     def pieces(self) -> Iterator[TensorPiece]:
         """Yield this rank's share of the rows of the weights of NNLM or C&W; all ranks have the same values."""

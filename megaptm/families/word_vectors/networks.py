@@ -27,7 +27,7 @@ class Network(nn.Module):
         self.vectors = nn.Parameter(torch.empty(spec.vocabulary, size.width))
         self.inner = nn.Linear(spec.window * size.width, size.hidden) if size.hidden else None
 
-    def fill(self, seed: int, initial: float) -> None:
+    def init_weights(self, seed: int, initial: float) -> None:
         """Set the initial values of the network of word vectors: uniform between minus and plus `initial` times
         `initial_bound`, a function of the seed and the name; biases are 0."""
         for name, parameter in self.named_parameters():
@@ -150,5 +150,5 @@ class TagNetwork(nn.Module):
 
 
 def build_network(spec: WordSpec) -> NextWord | Ranking:
-    """Build a network of word vectors without weights; `fill` sets them."""
+    """Build a network of word vectors without weights; `init_weights` sets them."""
     return NextWord(spec) if spec.family.model == "next-word" else Ranking(spec)

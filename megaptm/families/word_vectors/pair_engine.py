@@ -81,12 +81,12 @@ class PairEngine:
                 f"{epochs * self.pairs.steps:,} steps. Lower train.steps, raise data.epochs, or remove data.epochs."
             )
 
-    def fill(self) -> None:
+    def init_weights(self) -> None:
         """Set the initial word vectors of GloVe."""
         num_weights = self.spec.size.width + 1
         for table in (self._words, self._contexts):
             seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
-            table.fill(seed, self.spec.family.init_bound / num_weights)
+            table.init_weights(seed, self.spec.family.init_bound / num_weights)
             table.flat[:, num_weights:] = self.config.optimizer.initial_accumulator
 
     def pieces(self) -> Iterator[TensorPiece]:

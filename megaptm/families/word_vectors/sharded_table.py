@@ -134,7 +134,7 @@ class ShardedTable:
         groups, lanes, _ = self.held.shape
         return (np.arange(groups)[:, None] * LANES + self.first_lane + np.arange(lanes)).reshape(-1)
 
-    def fill(self, seed: int, bound: float) -> None:
+    def init_weights(self, seed: int, bound: float) -> None:
         """Fill the sharded table of word vectors with U(-bound, bound), independent of the number of ranks; rows after
         the last stay 0."""
         row_ids = self.row_ids()
