@@ -97,7 +97,7 @@ class CorpusReport:
             table.add_row(name, *(f"{counts[key]:,}" for key in ("documents", "tokens", "bytes", "shards")))
         console.print(table)
         console.print(Text(self._summary_line()), soft_wrap=True)
-        dropped = [*drop_lines(self.dropped, self.examples, self.messages), *setting_lines(self.messages)]
+        dropped = [*drop_lines(self.dropped, self.examples, self.messages), *_setting_lines(self.messages)]
         for line in [*dropped, *self.notes]:
             console.print(Text(line, "yellow"), soft_wrap=True)
         if self.languages:
@@ -196,7 +196,7 @@ def drop_lines(
     return lines
 
 
-def setting_lines(messages: Mapping[str, str]) -> list[str]:
+def _setting_lines(messages: Mapping[str, str]) -> list[str]:
     """Return how settings of a source are typed, if a message about dropped documents names a setting."""
     is_named = any("`" in message for message in messages.values())
     return ["settings of files on the command line: GLOB:KEY=VALUE, as in '*.csv:text=body'"] if is_named else []

@@ -109,7 +109,7 @@ EXPECTATIONS = {
 }
 
 
-def expected_value(details: Mapping[str, Any]) -> str:
+def _expected_value(details: Mapping[str, Any]) -> str:
     """Return the value that a pydantic error expects, in words."""
     form = EXPECTATIONS.get(details["type"])
     if form is None:
@@ -121,7 +121,7 @@ def validation_problem(details: Mapping[str, Any]) -> str:
     """Return a pydantic error as a part of a sentence: `must be X`, or its own message."""
     message = details["msg"].removeprefix("Value error, ").rstrip(".")
     if details["type"] in EXPECTATIONS or message.startswith("Input should be "):
-        return f"must be {expected_value(details)}"
+        return f"must be {_expected_value(details)}"
     return message[:1].lower() + message[1:]
 
 
@@ -139,7 +139,7 @@ def describe_invalid_value(details: Mapping[str, Any]) -> str:
     if not problem.startswith("must be "):
         return f"({shown_value(value)}): {problem}."
     message = f"{problem}, not {shown_value(value)}"
-    known = re.findall(r"'([^']*)'", expected_value(details)) if details["type"] == "literal_error" else ()
+    known = re.findall(r"'([^']*)'", _expected_value(details)) if details["type"] == "literal_error" else ()
     if not known or not isinstance(value, str):
         return f"{message}."
     if instead := advice_on_foreign_name(value):

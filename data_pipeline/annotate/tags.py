@@ -52,7 +52,7 @@ class Tagger:
 def load_tagger(name: str) -> Tagger:
     """Return the tagger that a recipe names: a file of phrases, or a function."""
     if not is_function(name):
-        phrases = read_phrases(name)
+        phrases = _read_phrases(name)
         return Tagger(name, PhraseMatcher(phrases), tuple(sorted(set(phrases.values()))))
     function = load_function(name, SETTING)
     labels = getattr(function, "labels", None)
@@ -61,7 +61,7 @@ def load_tagger(name: str) -> Tagger:
     return Tagger(name, function, tuple(sorted(set(labels))))
 
 
-def read_phrases(path: str) -> dict[str, str]:
+def _read_phrases(path: str) -> dict[str, str]:
     """Read a file of tagged phrases, lines of `label<TAB>phrase`, as phrase -> label. Blank lines and lines that start
     with # are ignored."""
     phrases: dict[str, str] = {}

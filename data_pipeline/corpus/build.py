@@ -78,7 +78,7 @@ def build_corpus(
             tokenizer = load(train_tokenizer(recipe.tokenizer, sample, work))
         tokenizer.save(output.scratch / "tokenizer")  # where workers load it from
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
-        annotations = complete_annotations(recipe, tokenizer)
+        annotations = _complete_annotations(recipe, tokenizer)
         formats = {source.format for source in recipe.sources if source.format}
         attached = {suffix: member for name in sorted(formats) for suffix, member in FORMATS[name].attached.items()}
         results = write_shards(recipe, documents, tokenizer, annotations, work, attached=attached)
@@ -86,7 +86,7 @@ def build_corpus(
             dropped.merge(result.dropped)
         if not any(result.info for result in results["train"]):
             raise _empty_corpus_error(recipe, dropped)
-        annotation_counts = count_annotations(itertools.chain(*results.values()), annotations)
+        annotation_counts = _count_annotations(itertools.chain(*results.values()), annotations)
         fields = stored_fields(annotations, attached)
         manifest = write_manifest(
             output.folder,
@@ -162,7 +162,7 @@ def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dro
     return CorpusDocuments(selection, groups, options, duplicates.cluster_sizes)
 
 
-def complete_annotations(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
+def _complete_annotations(recipe: Recipe, tokenizer: Tokenizer) -> Annotations:
     """Return the annotations of a recipe with defaults filled in.
 
     Sentence starts are stored by default if the tokenizer has a separator token, because only objectives on pairs of
@@ -183,7 +183,7 @@ REMEDIES = {
 """Input that the user must provide for an annotation that does not occur in the text, by annotation."""
 
 
-def count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
+def _count_annotations(results: Iterable[ShardResult], annotations: Annotations) -> dict[str, int]:
     """Count the annotations in a corpus: annotation -> number. Raises `UserError` if a requested annotation does not
     occur."""
     annotation_counts = Counter(dict.fromkeys(annotations.fields, 0))

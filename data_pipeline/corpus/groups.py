@@ -39,10 +39,10 @@ class DocumentGroupsJob:
     def path(self) -> str:
         """Path of the table, int32 [documents]: bucket of the quality score, plus the index of the domain in the part
         times the number of buckets."""
-        return str(Path(self.folder, f"{job_key(find_document_groups, self)}.groups.npy"))
+        return str(Path(self.folder, f"{job_key(_find_document_groups, self)}.groups.npy"))
 
 
-def find_document_groups(job: DocumentGroupsJob) -> list[str]:
+def _find_document_groups(job: DocumentGroupsJob) -> list[str]:
     """Find the groups of the documents of a part; return the domains of the part."""
     grouping, domains = job.grouping, dict[str, int]()
     groups = []
@@ -144,7 +144,7 @@ def read_groups(grouping: Grouping, parts: Sequence[Part], work: JobRunner) -> C
     folder.mkdir(exist_ok=True)
     unsampled = replace(grouping, shares=())  # other shares find the same tables
     jobs = [DocumentGroupsJob(str(folder), part.stem, unsampled) for part in parts]
-    domains = work.run("group", find_document_groups, jobs)
+    domains = work.run("group", _find_document_groups, jobs)
     names = sorted({name for own in domains for name in own})
     if len(names) > MAX_DOMAINS:
         raise UserError(

@@ -155,7 +155,7 @@ class RemoteOutput(CorpusOutput):
         remove_file(join_path(self.out, MANIFEST))
         work.run(
             "upload",
-            send_file,
+            _send_file,
             [SendJob(str(path), join_path(self.out, name)) for name, path in sent.items()],
             keep=False,
         )
@@ -173,7 +173,7 @@ class SendJob:
     url: str
 
 
-def send_file(job: SendJob) -> None:
+def _send_file(job: SendJob) -> None:
     """Upload a file of a corpus atomically."""
     upload(Path(job.path), job.url)
 

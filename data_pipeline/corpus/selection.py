@@ -72,7 +72,7 @@ class Selection:
 
     def share_of(self, num_bytes: int) -> float:
         """Return the share (`validation`) that puts at least `num_bytes` of text in the validation split."""
-        return min_bound(lambda: _salted_hashes(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
+        return _min_bound(lambda: _salted_hashes(self.parts, self.stays, self.below, self.salt), num_bytes) / HASH_LIMIT
 
     def validation_share(self) -> float:
         """Return the share of the validation split in the bytes of all selected documents."""
@@ -128,7 +128,7 @@ def select(
         min_bytes = (
             1 if validation is not None else max(min(MIN_VALIDATION_BYTES, int(MAX_VALIDATION_SHARE * ordinary)), 1)
         )
-        lower_bound = min_bound(lambda: _salted_hashes(parts, stays, below, salt), min_bytes)
+        lower_bound = _min_bound(lambda: _salted_hashes(parts, stays, below, salt), min_bytes)
         held_below = max(int((VALIDATION_SHARE if validation is None else validation) * HASH_LIMIT), lower_bound)
     return Selection(parts, stays, below, salt, min(held_below, highest))
 
@@ -165,7 +165,7 @@ def max_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], lim
     return bound if before or bound > first else first + 1
 
 
-def min_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
+def _min_bound(hashes: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]], num_bytes: int) -> int:
     """Return the smallest bound on hashes such that documents below it have `num_bytes` of text, or all text."""
     if (near := _interval_of_bound(hashes, num_bytes, "left")) is None:
         return HASH_LIMIT

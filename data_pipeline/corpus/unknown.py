@@ -41,7 +41,7 @@ def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, cou
     """Count the words of a document, and those that the tokenizer does not know; `ids` are its tokens."""
     if tokenizer.unknown is None:
         return
-    count = counts.setdefault(language_of(document), UnknownWords())
+    count = counts.setdefault(_language_of(document), UnknownWords())
     if count.words >= MAX_WORDS:
         return
     words = WORD.findall(document.text)
@@ -60,7 +60,7 @@ def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, cou
         count.example = "".join(filter(str.isprintable, first))[:EXAMPLE_CHARACTERS]
 
 
-def language_of(document: Document) -> str:
+def _language_of(document: Document) -> str:
     """Return the language of a document, from its notes, or else its most frequent script, for example `Hangul`."""
     if isinstance(language := document.notes.get("language"), str) and language:
         return language

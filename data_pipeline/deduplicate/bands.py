@@ -112,7 +112,7 @@ def _entry_blocks(keys: np.ndarray) -> Iterator[slice]:
 def _compare_block(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np.ndarray, np.ndarray]:
     """Return `job.certain` and `job.doubtful` for a block of entries."""
     unique, row_of = np.unique(rows, return_inverse=True)
-    signatures = gather_signatures(job.listing, unique, job.near.hashes)
+    signatures = _gather_signatures(job.listing, unique, job.near.hashes)
     for crowd in _frequent_keys(keys):
         row_of[crowd] = row_of[crowd][_sort_order(signatures[row_of[crowd]], int(keys[crowd.start]))]
     components, doubtful = Components(len(unique)), NO_PAIRS
@@ -156,7 +156,7 @@ def _count_agreeing(signatures: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     return agreeing
 
 
-def gather_signatures(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
+def _gather_signatures(listing: PartListing, rows: np.ndarray, hashes: int) -> np.ndarray:
     """Return the MinHash signatures of the documents in ascending rows, uint32 [rows, hashes]. Opens one file at a
     time."""
     stems, first_rows = listing.stems, listing.first_rows

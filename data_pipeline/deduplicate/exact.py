@@ -31,7 +31,7 @@ class EqualJob:
         return self.listing.name(f"{self.table}-{self.bucket}-of-{self.of}.npy")
 
 
-def find_equal(job: EqualJob) -> int:
+def _find_equal(job: EqualJob) -> int:
     """Find exact duplicates in a range of digests, and write `job.path`; return their number."""
     tables = [np.empty((3, 0), np.uint64)]
     begin = 0
@@ -58,7 +58,7 @@ def find_equal_entries(listing: PartListing, table: str, count: int, run: Run) -
     (`EqualJob.path`)."""
     of = num_buckets(2 * count)  # an entry takes twice the memory of a band entry
     jobs = [EqualJob(listing, table, bucket, of) for bucket in range(of)]
-    run({"digests": "equal documents", "paragraphs": "equal paragraphs"}[table], find_equal, jobs)
+    run({"digests": "equal documents", "paragraphs": "equal paragraphs"}[table], _find_equal, jobs)
     return [job.path for job in jobs]
 
 

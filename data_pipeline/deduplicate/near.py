@@ -41,7 +41,7 @@ class CompareJob:
         return self.listing.name(f"read-{self.bucket}-of-{self.of}.npy")
 
 
-def compare_texts(job: CompareJob) -> int:
+def _compare_texts(job: CompareJob) -> int:
     """Compare the texts of doubtful pairs of documents, and write `job.path`; return the number of pairs that were
     read."""
     connected = load(job.connected)
@@ -73,7 +73,7 @@ def find_near(listing: PartListing, options: NearDuplicateOptions, dropped: str 
         save(connected, components.lowest())
         of, files = -(-doubtful // PAIRS_PER_JOB), tuple(job.doubtful for job in jobs)
         readers = [CompareJob(listing, options, files, connected, bucket, of) for bucket in range(of)]
-        run("doubtful pairs", compare_texts, readers)
+        run("doubtful pairs", _compare_texts, readers)
         for reader in readers:
             components.join(*load(reader.path))
     return components

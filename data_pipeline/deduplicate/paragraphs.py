@@ -62,11 +62,11 @@ def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, fo
         CutJob(listing, number, first_paragraphs[number], tuple(documents), tuple(paragraphs), options)
         for number in range(len(parts))
     ]
-    results: list[CutPart] = run("repeated paragraphs", cut_part, jobs)
+    results: list[CutPart] = run("repeated paragraphs", _cut_part, jobs)
     return [replace(cut, stem=job.stem) for cut, job in zip(results, jobs, strict=True)]
 
 
-def cut_part(job: CutJob) -> CutPart:
+def _cut_part(job: CutJob) -> CutPart:
     """Rewrite a part without duplicate documents and repeated paragraphs. There are no effects besides the files of the
     new part."""
     cutting = _ParagraphCutter(job)

@@ -280,7 +280,7 @@ def _index_problem(case: CheckInput, corpus: Corpus, info: ShardInfo) -> str | N
     except UserError as error:
         return str(error)
     max_documents = None if case.hashing == "all" else SAMPLE_DOCUMENTS
-    software_problems = find_index_error(shard, info, corpus.manifest.tokenizer["vocabulary"], max_documents)
+    software_problems = _find_index_error(shard, info, corpus.manifest.tokenizer["vocabulary"], max_documents)
     return (
         f"{join_path(corpus.name, info.name)}: {software_problems}; build the corpus again."
         if software_problems
@@ -288,7 +288,7 @@ def _index_problem(case: CheckInput, corpus: Corpus, info: ShardInfo) -> str | N
     )
 
 
-def find_index_error(shard: Shard, info: ShardInfo, vocabulary: int, max_documents: int | None) -> str | None:
+def _find_index_error(shard: Shard, info: ShardInfo, vocabulary: int, max_documents: int | None) -> str | None:
     """Return the first error in the index of a shard, or None; `max_documents` are looked up."""
     locations = shard.index[:, TOKENS_AT : TOKENS_AT + 2]
     if int(locations[:, 1].sum()) != info.tokens:

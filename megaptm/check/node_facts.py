@@ -25,20 +25,20 @@ bytes and mixes them."""
 @click.option("--writable", multiple=True, type=click.Path(path_type=Path), help="Folder that must be writable here.")
 def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ...]) -> None:
     """Print facts about this node, one per line."""
-    print_fact("clock", time.time())
-    print_fact("node", node_name())
-    print_fact("sees_token", None if token is None else token.exists())
-    print_fact("invisible", [index for index, folder in enumerate(visible) if not folder.exists()])
-    print_fact(
+    _print_fact("clock", time.time())
+    _print_fact("node", node_name())
+    _print_fact("sees_token", None if token is None else token.exists())
+    _print_fact("invisible", [index for index, folder in enumerate(visible) if not folder.exists()])
+    _print_fact(
         "unwritable", [index for index, path in enumerate(writable) if not os.access(nearest_folder(path), os.W_OK)]
     )
-    print_fact("cpus", len(os.sched_getaffinity(0)))
-    print_fact("memory_bytes", psutil.virtual_memory().total)
+    _print_fact("cpus", len(os.sched_getaffinity(0)))
+    _print_fact("memory_bytes", psutil.virtual_memory().total)
     for name, fact in software().items():
-        print_fact(name, fact)
+        _print_fact(name, fact)
 
 
-def print_fact(name: str, fact: Any) -> None:
+def _print_fact(name: str, fact: Any) -> None:
     line = json.dumps({name: fact})
     assert len(line) < LINE_BYTES, f"{name} is too long for a line of srun"
     print(line, flush=True)

@@ -131,7 +131,7 @@ def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     elif disk.free_files is not None and num_checkpoints * (ranks + 2) > disk.free_files:
         problem = f"has room for {disk.free_files:,} more files, not for {num_checkpoints * (ranks + 2):,}"
     else:
-        problem = reserve_space(probe, needed, piece=-(-size // ranks))
+        problem = _reserve_space(probe, needed, piece=-(-size // ranks))
     if problem:
         return Finding(
             TOPIC, "fault", f"{run} needs space for {checkpoints}, but its disk {problem}: {remedy}", details
@@ -163,7 +163,7 @@ class Disk:
         return cls(find_mount(folder).kind, room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
 
 
-def reserve_space(folder: Path, size: int, *, piece: int) -> str | None:
+def _reserve_space(folder: Path, size: int, *, piece: int) -> str | None:
     """Allocate `size` bytes of disk space in files of `piece` bytes and free them; return why the file system refuses,
     or None.
 

@@ -167,14 +167,14 @@ class RetriedFile:
                 self.close()  # a stale handle stays stale, so the next attempt reopens the file
                 raise
 
-        return read_with_retries(self.path, attempt)
+        return _read_with_retries(self.path, attempt)
 
 
 def _read_at(descriptor: int, *, target: memoryview, position: int) -> int:
     return os.preadv(descriptor, [target], position)
 
 
-def read_with_retries(path: Path, call: Callable[[], T]) -> T:
+def _read_with_retries(path: Path, call: Callable[[], T]) -> T:
     """Return the result of `call`, which reads `path`, retrying on failures. Raises the same errors as
     `RetriedFile`."""
 
@@ -199,7 +199,7 @@ NOTHING_LOST = (
 def list_names(folder: Path) -> list[str]:
     """Return the file names in a folder; empty if the folder does not exist."""
     try:
-        return read_with_retries(folder, lambda: os.listdir(folder))
+        return _read_with_retries(folder, lambda: os.listdir(folder))
     except FileNotFoundError:
         if folder.is_symlink():
             target = os.readlink(folder)
@@ -212,7 +212,7 @@ def list_names(folder: Path) -> list[str]:
 def path_exists(path: Path) -> bool:
     """Whether a path exists. Unlike `Path.exists`, raises an error if the file system fails."""
     try:
-        read_with_retries(path, lambda: os.stat(path))
+        _read_with_retries(path, lambda: os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -220,7 +220,7 @@ def path_exists(path: Path) -> bool:
 
 def read_small_file(path: Path) -> bytes:
     """Return the content of a small file, retrying on failures."""
-    return read_with_retries(path, lambda: regular_file(path).read_bytes())
+    return _read_with_retries(path, lambda: regular_file(path).read_bytes())
 
 
 def hash_file(path: Path) -> str:

@@ -101,14 +101,14 @@ def _reason_against(key: str, previous: Config, config: Config) -> str:
     objectives = previous.built_objective, config.built_objective
     if isinstance(find_family(config.model.family), LayerlessFamily):
         return "runs of word vectors have one recipe"
-    if objectives[0].unit == "lane" and is_data_key(key):
+    if objectives[0].unit == "lane" and _is_data_key(key):
         return f"the sequences of {objectives[0].name} continue from step to step"
     if key == "objective" and {*objectives[0].losses} != {*objectives[1].losses}:
         return f"the losses must stay {', '.join(objectives[0].losses)}, because the heads of the model belong to them"
     return ""
 
 
-def is_data_key(key: str) -> bool:
+def _is_data_key(key: str) -> bool:
     """Whether a config key determines which samples the steps read, or their number."""
     return key.startswith(("data.", "train.batch", "train.ramp", "objective")) or key == "train.seed"
 
@@ -116,7 +116,7 @@ def is_data_key(key: str) -> bool:
 def is_data_change(key: str) -> bool:
     """Whether a new value of a config key changes which samples a run reads in which order, and not only their number
     per step."""
-    return is_data_key(key) and not key.startswith(("train.batch", "train.ramp"))
+    return _is_data_key(key) and not key.startswith(("train.batch", "train.ramp"))
 
 
 def _steps_before(steps: Iterable[int], done: int) -> list[int]:

@@ -118,7 +118,7 @@ class UncheckedConfig:
     @property
     def written_phases(self) -> list[dict[str, Any]]:
         """Return the phases as they are written: the values of the first one are also in `values`."""
-        return without_phase_layouts(_merge_layers({}, chain.from_iterable(self.levels))).get("phases", [])
+        return _without_phase_layouts(_merge_layers({}, chain.from_iterable(self.levels))).get("phases", [])
 
     @property
     def offered_devices(self) -> list[int]:
@@ -183,7 +183,7 @@ class UncheckedConfig:
         if self.plans_layout:
             DeviceLayout.model_validate({key: values[key] for key in DeviceLayout.model_fields if key in values})
             values = {key: value for key, value in values.items() if key not in (*DeviceLayout.model_fields, "layout")}
-            return Config.model_validate(without_phase_layouts(values)), None
+            return Config.model_validate(_without_phase_layouts(values)), None
         values = self._with_phase_layouts(values)
         if not DeviceLayout.model_fields.keys().isdisjoint(values):
             values, devices = select_layout(values, self.levels)
@@ -229,7 +229,7 @@ class UncheckedConfig:
         return draft.config
 
 
-def without_phase_layouts(values: Mapping[str, Any]) -> dict[str, Any]:
+def _without_phase_layouts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a config without the `layouts` of its phases, which `layout: auto` ignores."""
     phases = values.get("phases")
     if not isinstance(phases, list):

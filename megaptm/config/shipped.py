@@ -27,7 +27,7 @@ def find_config(path: Path) -> Path:
 
 def find_shipped(path: Path, name: str) -> Path:
     """Return the shipped config `name` for `path`, which does not exist; otherwise like `find_config`."""
-    name, known = name.removeprefix("configs/").removesuffix(".yaml"), config_names()
+    name, known = name.removeprefix("configs/").removesuffix(".yaml"), _config_names()
     if name in known:
         return CONFIGS / f"{name}.yaml"
     if sizes := [size for size in known if size.startswith(f"{name}/")]:
@@ -37,7 +37,7 @@ def find_shipped(path: Path, name: str) -> Path:
     return path
 
 
-def config_names() -> list[str]:
+def _config_names() -> list[str]:
     """Return the names of shipped configs and recipes: `gpt3/175b` ..."""
     paths = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.yaml"))
     return sorted(path.with_suffix("").as_posix() for path in paths if path.parent.name not in ("", "machines"))

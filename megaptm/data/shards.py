@@ -138,7 +138,7 @@ class Shard:
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
         if not content.size:
             raise UserError(f"{path} is missing or empty: {REMEDY}")
-        index = open_index(folder, info, fields, dtype)
+        index = _open_index(folder, info, fields, dtype)
         kind = find_token_type(dtype)
         shard: Shard = load_class(kind, "shard")(path, content, index, kind.id_type(dtype), fields)
         if not shard._index_is_valid():
@@ -232,7 +232,7 @@ class Shard:
         return at, count
 
 
-def open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
+def _open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
     """Return the memory-mapped index of a shard, int64 [documents, 2 * fields]; ids follow for some types."""
     path = Path(folder) / info.index_name
     columns = 2 * len(fields) + find_token_type(dtype).num_columns(dtype)
@@ -359,7 +359,7 @@ class Corpus:
         for info in infos:
             if self.mirror:
                 self.mirror.fetch_index(info)  # has no effect unless the cache is too small for all indexes
-            yield open_index(self.folder, info, self.manifest.fields, self.manifest.dtype)
+            yield _open_index(self.folder, info, self.manifest.fields, self.manifest.dtype)
 
     def fetch(self, infos: Sequence[ShardInfo], *, wait: bool) -> None:
         """Fetch remote shards of the corpus that will be opened, in parallel. Has no effect for local ones."""

@@ -85,7 +85,7 @@ class DistillationHook(EngineHook):
         if not self._distillation.initial:
             return None
         assert self._reader is not None, "a student cannot start from cached logits"
-        return teacher_initializer(self._distillation, self._reader)
+        return _teacher_initializer(self._distillation, self._reader)
 
     def loss_weights(self, weights: dict[str, float]) -> dict[str, float]:
         return self._distillation.with_loss_weights(weights)
@@ -131,7 +131,7 @@ def build_teacher(
     return teacher.requires_grad_(False).eval()
 
 
-def teacher_initializer(distillation: Distillation, reader: TensorReader) -> Initializer:
+def _teacher_initializer(distillation: Distillation, reader: TensorReader) -> Initializer:
     """Return an initializer of the student from the teacher's tables, heads and chosen layers. Tables are cut to their
     first rows.
 

@@ -107,7 +107,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             ).sum()
         prefixes = self.spec.family.prefixes
         stacks = [self.last] if hook == "cosine" else [*prefixes]
-        return torch.stack([real_positions(batch, prefixes[stack]).sum() for stack in stacks]).sum()
+        return torch.stack([_real_positions(batch, prefixes[stack]).sum() for stack in stacks]).sum()
 
     def _cached_logits(self, student: Model, student_states: States, batch: dict[str, Tensor]) -> Tensor:
         projected = head_projection(student, self.head, student_states)
@@ -182,7 +182,7 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
 
     def _sum_over_positions(self, values_SB: Tensor, stack: str, batch: dict[str, Tensor]) -> Tensor:
         """Return the sum of a distillation loss over positions that are not padding."""
-        real_SB = real_positions(batch, self.spec.family.prefixes[stack]).t()
+        real_SB = _real_positions(batch, self.spec.family.prefixes[stack]).t()
         return torch.where(real_SB, values_SB, 0.0).sum()
 
     def _target_positions(self, batch: dict[str, Tensor]) -> Tensor:
@@ -199,7 +199,7 @@ def add_losses(model: Model, distillation: Distillation) -> DistillationLosses:
     return losses
 
 
-def real_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
+def _real_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
     """Return the positions of a stream that are not padding, [B, S]."""
     documents = batch.get(f"{prefix}document_ids")
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
@@ -208,7 +208,7 @@ def real_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
 def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str) -> Tensor:
     """Return the positions whose logits student and teacher compare, [B, S]. `positions`: `all` but padding, or
     only the target positions."""
-    real_BS = real_positions(batch, prefix)
+    real_BS = _real_positions(batch, prefix)
     if positions == "all":
         return real_BS
     if "labels" not in batch:  # a batch of another task

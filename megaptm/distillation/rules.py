@@ -24,7 +24,7 @@ from megaptm.run.saved_model import CONFIG, config_at
 from megaptm.spec import LayerlessFamily, ModelSpec
 
 
-def teacher_model(config: Config) -> ModelConfig:
+def _teacher_model(config: Config) -> ModelConfig:
     """Return the section of a config that describes the teacher's model. Its vocabulary is the student's by default."""
     distill = distill_section(config)
     assert distill is not None
@@ -60,10 +60,10 @@ def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:
     if isinstance(family := find_family(config.model.family), LayerlessFamily):
         yield f"distill: {config.model.family} is a family of {family.title}, which cannot be distilled; remove it."
         return
-    mistakes = [*teacher_errors(config)]
+    mistakes = [*_teacher_errors(config)]
     yield from mistakes
     if not mistakes and not [*layered_model_errors(config.model)]:
-        yield from distillation_errors(config)
+        yield from _distillation_errors(config)
     if distill.cached_logits is not None and config.data.validation_sets:
         yield (
             "distill.cached_logits has no logits for the validation sets of data.validation and data.validate_each: "
@@ -75,7 +75,7 @@ def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:
 
 def with_resolved_teacher(config: Config) -> Config:
     """Fill in all sizes of the teacher, as `with_resolved_model` does for the model."""
-    teacher = config.model_copy(update={"model": teacher_model(config), "distill": None})
+    teacher = config.model_copy(update={"model": _teacher_model(config), "distill": None})
     return _with_model(config, with_resolved_model(teacher).model)
 
 
@@ -92,7 +92,7 @@ def resolve_distillation(config: Config) -> Distillation:
     distill = distill_section(config)
     assert distill is not None
     questions = _class_heads(config)
-    teacher, student = model_spec(teacher_model(config), questions), resolve_model(config)
+    teacher, student = model_spec(_teacher_model(config), questions), resolve_model(config)
     return Distillation(
         teacher=teacher,
         weights={hook: weight for hook in HOOKS if (weight := getattr(distill, hook))},
@@ -117,7 +117,7 @@ def _class_heads(config: Config) -> tuple[str, ...]:
     return tuple(rows) if distill.classes else ()
 
 
-def teacher_errors(config: Config) -> Iterator[str]:
+def _teacher_errors(config: Config) -> Iterator[str]:
     """Yield an error for each broken rule of the teacher's model by itself."""
     distill = distill_section(config)
     assert distill is not None
@@ -128,7 +128,7 @@ def teacher_errors(config: Config) -> Iterator[str]:
         )
         return
     try:
-        model = teacher_model(config)
+        model = _teacher_model(config)
     except ValidationError as error:
         yield from error_messages(error, origins={}, source="distill")
         return
@@ -138,9 +138,9 @@ def teacher_errors(config: Config) -> Iterator[str]:
         yield f"distill.model ({model.family}) is a family of {family.title}, which has no layers; use another teacher."
 
 
-def distillation_errors(config: Config) -> Iterator[str]:
+def _distillation_errors(config: Config) -> Iterator[str]:
     """Yield an error for each broken rule of the combination of student and teacher."""
-    distill, student, teacher = distill_section(config), resolve_model(config), model_spec(teacher_model(config))
+    distill, student, teacher = distill_section(config), resolve_model(config), model_spec(_teacher_model(config))
     assert distill is not None
     if not any(getattr(distill, hook) for hook in HOOKS):
         yield f"distill has no loss: give one of {', '.join(HOOKS)} a weight, or remove distill."

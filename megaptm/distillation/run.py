@@ -76,7 +76,7 @@ class DistillationRun(RunHook):
         return TeacherLogitsMix(samples, teacher_logits(config).split(split))
 
     def state(self, config: Config) -> dict[str, Any]:
-        return {"teacher": teacher_id(config)}
+        return {"teacher": _teacher_id(config)}
 
     def refuse_changes(self, checkpoint: Checkpoint, state: Mapping[str, Any]) -> None:
         refuse_other_teacher(checkpoint, state.get("teacher"))
@@ -184,7 +184,7 @@ def _check_cached_logits(config: Config, logits: TeacherLogits, distillation: Di
         )
 
 
-def teacher_id(config: Config) -> str:
+def _teacher_id(config: Config) -> str:
     """Return the identifier of the teacher: a hash of its checkpoint, which does not depend on its location, and the
     settings of cached logits."""
     distill = distill_section(config)

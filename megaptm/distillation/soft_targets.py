@@ -69,7 +69,7 @@ class SoftTargetLoss(UsesTensorRanks, nn.Module):
         for logits_CV in (student_CV, teacher_CV):
             scores_CV = logits_CV.float() / self.temperature
             scores_CV[:, real:] = -torch.inf
-            scores.append(scores_CV - log_normalizer(scores_CV, self.ranks))
+            scores.append(scores_CV - _log_normalizer(scores_CV, self.ranks))
         student_log_CV, teacher_log_CV = scores
         probabilities_CV = teacher_log_CV.exp()
         gradient_CV = student_log_CV.exp() - probabilities_CV
@@ -92,7 +92,7 @@ class SoftTargetLoss(UsesTensorRanks, nn.Module):
         return losses_C1, gradient_CV.mul_(scale / self.temperature)
 
 
-def log_normalizer(scores_CV: Tensor, ranks: TensorRanks) -> Tensor:
+def _log_normalizer(scores_CV: Tensor, ranks: TensorRanks) -> Tensor:
     """Return the log-sum-exp of teacher or student logits over the full vocabulary, [C, 1]."""
     if ranks.sum is None or ranks.largest is None:
         return scores_CV.logsumexp(-1, keepdim=True)

@@ -90,7 +90,7 @@ def always(spec: ModelSpec) -> bool:
     return True
 
 
-def any_block(block: Block) -> bool:
+def _any_block(block: Block) -> bool:
     """Return True; the condition of conversion rules that apply to every layer."""
     return True
 
@@ -124,7 +124,7 @@ class TensorRule:
     """Whether a model has the tensor."""
     optional: bool = False
     """Whether Hugging Face's model may lack the tensor; it is then initialized."""
-    when_block: Callable[[Block], bool] = any_block
+    when_block: Callable[[Block], bool] = _any_block
     """Whether a layer with this block has the tensor."""
 
 

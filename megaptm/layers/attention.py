@@ -120,7 +120,7 @@ class Attend(UsesContextRanks, AttentionCore):
                 )
         heads = q_SBHK.shape[2]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
-        with self.dropout.use_rng(), sound_kernels(mask):
+        with self.dropout.use_rng(), _sound_kernels(mask):
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
                 k,
@@ -150,7 +150,7 @@ def apply_linear(linear: Linear, x_SBD: Tensor, mask: Tensor | None) -> Tensor:
     return linear(x_SBD.transpose(0, 1).contiguous()).transpose(0, 1)
 
 
-def project_heads(
+def _project_heads(
     linear: Linear, x_SBD: Tensor, mask: Tensor | None, matrices: int, key_width: int
 ) -> tuple[Tensor, ...]:
     """Return queries, keys or values, each [S, B, H, K], from a linear layer with their interleaved matrices. The
@@ -174,7 +174,7 @@ def _compare_torch_and_numpy_once(pattern: CustomPattern) -> None:
     check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
 
 
-def sound_kernels(mask: Tensor | None) -> AbstractContextManager[None]:
+def _sound_kernels(mask: Tensor | None) -> AbstractContextManager[None]:
     """Return a context without the attention kernels of torch that are wrong with such a mask.
 
     On H100 and later torch 2.13 may choose cuDNN's kernel for a mask. Its backward pass gives NaN if all scores of a
@@ -402,10 +402,10 @@ class SelfAttention(AttentionModule):
     def _project(self, x_SBD: Tensor, keys: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of self-attention, each [S, B, H, K]."""
         if self.grouped:
-            (q,) = project_heads(self.query, x_SBD, mask, 1, self.key_width)
-            k, v = project_heads(self.kv, x_SBD if keys is None else keys, mask, 2, self.key_width)
+            (q,) = _project_heads(self.query, x_SBD, mask, 1, self.key_width)
+            k, v = _project_heads(self.kv, x_SBD if keys is None else keys, mask, 2, self.key_width)
         else:
-            q, k, v = project_heads(self.qkv, x_SBD, mask, 3, self.key_width)
+            q, k, v = _project_heads(self.qkv, x_SBD, mask, 3, self.key_width)
             if keys is not None:
                 _, k, v = self.qkv(keys).unflatten(-1, (-1, 3, self.key_width)).unbind(3)
         if self.biases is not None:

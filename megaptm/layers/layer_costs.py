@@ -102,7 +102,7 @@ def layer_parameters(block: Block, size: Size, layers: range, memory: int | None
     norm."""
     subs = [*own_sublayers(block, size, layers, memory)]
     beside = [*linears_outside_layers(block, size, layers)]
-    norms = norm_parameters(block, size.width) * num_norms_outside_layers(block, layers)
+    norms = norm_parameters(block, size.width) * _num_norms_outside_layers(block, layers)
     return LayerParameters(
         sum(sub.divided for sub in subs) + sum(linear.divided for linear in beside),
         sum(sub.replicated for sub in subs) + sum(linear.replicated for linear in beside) + norms,
@@ -134,7 +134,7 @@ def linears_outside_layers(block: Block, size: Size, layers: range) -> Iterator[
         yield from costs_class(record).stack_linears(record, block, size, layers)
 
 
-def num_norms_outside_layers(block: Block, layers: range) -> int:
+def _num_norms_outside_layers(block: Block, layers: range) -> int:
     """Return the number of norms of a stack besides those of its layers."""
     return sum(costs_class(record).stack_norms(record, layers) for record in dict.fromkeys(block.attentions))
 

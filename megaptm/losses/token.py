@@ -92,7 +92,7 @@ class ReplicatedTokenLoss(TokenLoss):
     """Token loss with an embedding table that is replicated on tensor ranks."""
 
 
-def bytes_per_logit(hidden: Tensor, cap: float | None = None) -> int:
+def _bytes_per_logit(hidden: Tensor, cap: float | None = None) -> int:
     """Return the bytes per logit. With triton the gradient replaces the logit; otherwise there is a float32 softmax,
     and its float32 input in other formats. A soft cap needs its slope."""
     element = hidden.element_size()
@@ -143,7 +143,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         wants_gradient: bool,
     ) -> Tensor:
         rows_projected = num_rows_projected(
-            len(hidden_ND), len(weight_VD), bytes_per_logit(hidden_ND, cross_entropy.cap)
+            len(hidden_ND), len(weight_VD), _bytes_per_logit(hidden_ND, cross_entropy.cap)
         )
         ctx.weight, ctx.bias_dtype = weight_VD, bias_V.dtype if bias_V is not None else None
         d_weight = TableGradient(weight_VD, rows=len(hidden_ND), chunk=rows_projected)

@@ -30,7 +30,7 @@ class ModelChunk:
     are in the last chunk."""
 
 
-def even_layers(layers: int, number: int) -> list[int]:
+def _even_layers(layers: int, number: int) -> list[int]:
     """Return the number of layers of each of `number` chunks of a model. Middle chunks get the remainder, because
     embedding and heads are in others."""
     share, more = divmod(layers, number)
@@ -41,7 +41,7 @@ def even_layers(layers: int, number: int) -> list[int]:
 def chunks(spec: ModelSpec, number: int, layers: Sequence[int] | None = None) -> list[ModelChunk]:
     """Return `number` chunks of a model. `layers`: number of layers of each; None: as equal as possible. The last chunk
     may have none, only heads (`allows_heads_alone`)."""
-    counts = even_layers(spec.layers, number) if layers is None else layers
+    counts = _even_layers(spec.layers, number) if layers is None else layers
     cut = []
     for index, (start, stop) in enumerate(pairwise(accumulate(counts, initial=0))):
         spans, offset = {}, 0

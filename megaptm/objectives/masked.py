@@ -92,7 +92,7 @@ class TextSequence:
         cls_token, sep = np.array([special.cls]), np.array([special.sep])
         result = cls([], [], [])
         for document in documents:
-            pieces = [np.concatenate((without_marks(text), sep)) for text in document.texts]
+            pieces = [np.concatenate((_without_marks(text), sep)) for text in document.texts]
             pieces[0] = np.concatenate((cls_token, pieces[0]))
             result.text.extend(pieces)
             result.segments.extend(document.segments)
@@ -307,7 +307,7 @@ def word_starts(part: DocumentSlice) -> np.ndarray:
     return unit_starts(mark_tokens(part.tokens, {"words": part.annotations["words"]}))
 
 
-def without_marks(text: np.ndarray) -> np.ndarray:
+def _without_marks(text: np.ndarray) -> np.ndarray:
     """Return the tokens of a text without the columns of marks, if it has any."""
     return text if text.ndim == 1 else text[:, 0]
 

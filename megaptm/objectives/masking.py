@@ -29,7 +29,7 @@ def single_tokens(*, rate: float, max_masked: int) -> Hide:
     return hide
 
 
-def single_tokens_with_repeats(*, rate: float, max_masked: int) -> Hide:
+def _single_tokens_with_repeats(*, rate: float, max_masked: int) -> Hide:
     """Mask single tokens, as many as `single_tokens` but sampled with replacement: at rate 0.15, 7 of 100 repeat.
 
     The rule of ELECTRA's released code, except that a position sampled twice counts once in the loss
@@ -55,14 +55,14 @@ def whole_words(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hid
     """
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
-        return choose_units(
+        return _choose_units(
             np.cumsum(unit_starts) - 1, tokens, special, rng, max_masked=min(max_masked, round(rate * len(tokens)))
         )
 
     return hide
 
 
-def choose_units(
+def _choose_units(
     unit: np.ndarray, tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator, *, max_masked: int
 ) -> np.ndarray:
     """Mask complete units: return a boolean mask [tokens] of units in random order, up to `max_masked` tokens but at
@@ -129,12 +129,12 @@ def ngrams(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weig
         special_words = word[special.is_special[tokens]]
         first[special_words] = first[special_words + 1] = True
         unit = np.cumsum(first)
-        return choose_units(unit[word], tokens, special, rng, max_masked=min(max_masked, round(rate * len(tokens))))
+        return _choose_units(unit[word], tokens, special, rng, max_masked=min(max_masked, round(rate * len(tokens))))
 
     return hide
 
 
-def token_ngrams(*, rate: float, max_masked: int, length_weights: Sequence[float] = ()) -> Hide:
+def _token_ngrams(*, rate: float, max_masked: int, length_weights: Sequence[float] = ()) -> Hide:
     """Mask n-grams of tokens, independent of words, as `ngrams` does."""
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
@@ -151,11 +151,11 @@ INVERSE_LENGTH = (1.0, 1 / 2, 1 / 3)
 MASKING_STRATEGIES: Registry[Callable[..., Hide]] = Registry(
     {
         "tokens": single_tokens,
-        "tokens-with-repeats": single_tokens_with_repeats,
+        "tokens-with-repeats": _single_tokens_with_repeats,
         "whole-words": whole_words,
         "independent": mask_independently,
         "ngrams": ngrams,
-        "token-ngrams": token_ngrams,
+        "token-ngrams": _token_ngrams,
     },
     lambda: chain.from_iterable(map(dict.items, contributions("masking", "MASKING_STRATEGIES"))),
 )

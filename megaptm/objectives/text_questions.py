@@ -27,7 +27,7 @@ class LabeledTexts:
     label: int = IGNORED
 
 
-def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
+def _next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Return a text pair for next-sentence prediction: a random prefix of the group, and its rest or another document's
     sentences, `length` tokens at most, and for some pairs only complete sentences up to a shorter target.
 
@@ -35,7 +35,7 @@ def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: i
     reuses the unused rest in the next sample. Here groups are fixed by the index, so that sample i is known without
     making earlier ones; the rest is used in another epoch.
     """
-    target = sample_target_length(rng, length)
+    target = _sample_target_length(rng, length)
     sentences = take_sentences(group.sentences, target)
     split = int(rng.integers(1, len(sentences))) if len(sentences) > 1 else 1
     is_random = len(sentences) == 1 or rng.random() < RANDOM_NEXT_PROB
@@ -44,13 +44,13 @@ def next_sentence_pair(group: SentenceGroup, rng: np.random.Generator, length: i
     return truncate_pair(first, np.concatenate(second), int(is_random), rng, length)
 
 
-def sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
+def _sentence_order_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Return a text pair for sentence-order prediction: two consecutive stretches of sentences in order (label 0) or
     swapped (1), equally often (arXiv:1909.11942, 3.1).
 
     A group of one sentence is split in the middle and has no label.
     """
-    sentences = take_sentences(group.sentences, sample_target_length(rng, length))
+    sentences = take_sentences(group.sentences, _sample_target_length(rng, length))
     if len(sentences) == 1:
         middle = max(1, len(sentences[0]) // 2)
         return truncate_pair(sentences[0][:middle], sentences[0][middle:], IGNORED, rng, length)
@@ -70,7 +70,7 @@ def fit_lengths(lengths: list[int], room: int) -> list[int]:
     return fitted
 
 
-def sample_target_length(rng: np.random.Generator, length: int) -> int:
+def _sample_target_length(rng: np.random.Generator, length: int) -> int:
     """Sample the length at which no further sentence is added to a text pair: `length`, or for a tenth of the pairs a
     smaller random one."""
     return int(rng.integers(2, length, endpoint=True)) if rng.random() < SHORT_PAIR_PROB else length
@@ -137,8 +137,8 @@ def question_field(question: str) -> str:
 
 
 _QUESTIONS = {
-    "next-sentence": Question(next_sentence_pair, label_meanings=("the next one", "a random one")),
-    "sentence-order": Question(sentence_order_pair, label_meanings=("the next one", "the one before the first")),
+    "next-sentence": Question(_next_sentence_pair, label_meanings=("the next one", "a random one")),
+    "sentence-order": Question(_sentence_order_pair, label_meanings=("the next one", "the one before the first")),
 }
 QUESTIONS: Registry[Question] = Registry(
     _QUESTIONS, lambda: (entry for questions in contributions("questions", "QUESTIONS") for entry in questions.items())

@@ -49,14 +49,14 @@ def build_engine(
         build_optimizer(model, optimizer),
         losses=losses,
         seed=seed,
-        hooks=[*model_hooks(model, losses), *hooks],
+        hooks=[*_model_hooks(model, losses), *hooks],
         open_initializer=open_initializer,
         loss_scale=LossScale(loss_scale or LossScaleConfig()) if model.precision == "fp16" else None,
         spikes=None if spikes is None else Spikes(spikes),
     )
 
 
-def model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]:
+def _model_hooks(model: ParallelModel, losses: Iterable[str]) -> list[EngineHook]:
     """Return the engine hooks that a model and its losses need. Raise UserError if these exclude each other."""
     context = context_ranks(model.ranks)
     hooks: list[EngineHook] = [GlobalTokensHook(), DocumentOffsetsHook(model.spec.family, context)]

@@ -47,7 +47,7 @@ class ContrastHook(EngineHook):
     ) -> Iterator[Mapping[str, Tensor]]:
         is_single = len(microbatches) == 1
         for head in self._contrastive_heads(pipeline):
-            head.gather = gather_samples if is_single else None
+            head.gather = _gather_samples if is_single else None
         losses = self._labeled_losses(microbatches)
         if is_single or not losses:
             yield {}
@@ -71,7 +71,7 @@ def compare_by_features(
     pipeline: Pipeline, losses: Sequence[str], microbatches: list[MicroBatch], *, step: int | None
 ) -> dict[str, Tensor]:
     """Compute the features of all micro-batches without gradients, with the dropout of the step, and return
-    `compare_samples` of them. Return zeros on ranks without the contrastive heads."""
+    `_compare_samples` of them. Return zeros on ranks without the contrastive heads."""
 
     def reduce(output: ModelOutput) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         zero = next(iter(output.features.values())).new_zeros(())
@@ -82,10 +82,10 @@ def compare_by_features(
     if not last.chunk.last or last.head is None:
         return {name: torch.zeros((), device=device()) for name in losses}
     heads = {name: cast(ContrastHead, last.head[name]) for name in losses}
-    return compare_samples(heads, features, microbatches, parallel_state.get_data_parallel_group())
+    return _compare_samples(heads, features, microbatches, parallel_state.get_data_parallel_group())
 
 
-def compare_samples(
+def _compare_samples(
     heads: dict[str, ContrastHead],
     features: list[dict[str, Tensor]],
     microbatches: list[dict[str, Tensor]],
@@ -120,7 +120,7 @@ def compare_samples(
     return sums
 
 
-def gather_samples(head: ContrastHead, own_RF: Tensor, labels_R: Tensor) -> tuple[Tensor, Tensor, slice]:
+def _gather_samples(head: ContrastHead, own_RF: Tensor, labels_R: Tensor) -> tuple[Tensor, Tensor, slice]:
     """Return contrastive features and labels of all samples, and the rows of this data rank (`models.contrast.Gather`).
 
     Gradients of the features are summed over data ranks.

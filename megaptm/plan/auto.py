@@ -60,7 +60,7 @@ def plan_layout(
         except UserError as error:
             raise UserError(f"{prefix}{error}") from None
         layouts.append(chosen.layout)
-        lines.append(prefix + describe_choice(chosen, result, phase, machine))
+        lines.append(prefix + _describe_choice(chosen, result, phase, machine))
     # The number of data ranks follows from that of the devices.
     later = [{"layout": layout.model_dump(mode="json", exclude={"data"})} for layout in layouts[1:]]
     return _with_layouts(written, layouts[0], later), "\n".join(lines)
@@ -83,7 +83,7 @@ def _with_layouts(written: UncheckedConfig, layout: Layout, later: Sequence[Mapp
     return written.with_override(f"phases={json.dumps(phases)}")
 
 
-def describe_choice(chosen: Candidate, result: Search, config: Config, machine: Machine) -> str:
+def _describe_choice(chosen: Candidate, result: Search, config: Config, machine: Machine) -> str:
     """Return one line: the layout that the planner chose, the fastest other one, and where that one loses time."""
     layout = chosen.layout
     needed, usable = chosen.bytes / GIB, machine.usable_bytes / GIB

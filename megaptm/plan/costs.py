@@ -83,7 +83,7 @@ class PassTimes:
         return self.forward.total + self.backward.total + self.recompute.total
 
 
-def time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
+def _time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Return the planned seconds of the matrix product [rows, inputs] @ [inputs, outputs]."""
     rate = machine.peak_flops(work.precision) * machine.efficiency.matmul
     operations = 2 * rows * inputs * outputs / (rate * tiling(rows, outputs, machine.multiprocessors))
@@ -143,10 +143,10 @@ def time_stage(
                         layers[name, kind, recompute] = time_layer(machine, work, name, kind, recompute=recompute)
                     total += layers[name, kind, recompute] * number
         if chunk.embedded_stacks:
-            total += time_embedding(machine, work, chunk.embedded_stacks)
+            total += _time_embedding(machine, work, chunk.embedded_stacks)
         for head in work.heads.values():
             if head.name in chunk.heads:
-                total += time_head(machine, work, head)
+                total += _time_head(machine, work, head)
     return (
         total
         if not work.features_pass
@@ -199,9 +199,9 @@ def _linear_seconds(machine: Machine, work: Workload, sub: SubLayer, stack: str,
         inputs = linear.inputs / tensor if linear.split == "rows" else linear.inputs
         outputs = linear.outputs / tensor if linear.split == "columns" else linear.outputs
         times = work.own_lengths[stack] if linear.sequential else 1
-        forward += times * time_product(machine, work, tokens / times, inputs, outputs)
-        backward += times * time_product(machine, work, tokens / times, outputs, inputs)
-        backward += times * time_product(machine, work, inputs, tokens / times, outputs)
+        forward += times * _time_product(machine, work, tokens / times, inputs, outputs)
+        backward += times * _time_product(machine, work, tokens / times, outputs, inputs)
+        backward += times * _time_product(machine, work, inputs, tokens / times, outputs)
     return PassTimes(OperationTime(products=forward), OperationTime(products=backward))
 
 
@@ -378,7 +378,7 @@ def _communication_seconds(machine: Machine, work: Workload, sublayers: int, sta
     return PassTimes(OperationTime(tensor=forward), OperationTime(tensor=backward + slowdown * hidden))
 
 
-def time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> PassTimes:
+def _time_embedding(machine: Machine, work: Workload, stacks: Sequence[str]) -> PassTimes:
     """Return the planned seconds of embedding lookups of some stacks, their sum and dropout, and the update of table
     gradients."""
     added = work.spec.family.own_tables - work.spec.family.separate_tables  # besides the common one
@@ -396,7 +396,7 @@ def _time_appended(machine: Machine, work: Workload) -> PassTimes:
     """Return the planned seconds of projections of positions after the text."""
     positions = work.layout.microbatch * work.appended
     products = [
-        (time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)
+        (_time_product(machine, work, positions, linear.inputs, linear.outputs), has_gradient)
         for costs in input_costs(work.spec).values()
         if costs.record.is_appended
         for linear, has_gradient in costs.applied_linears
@@ -406,7 +406,7 @@ def _time_appended(machine: Machine, work: Workload) -> PassTimes:
     return PassTimes(OperationTime(products=forward), OperationTime(products=backward))
 
 
-def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> PassTimes:
+def _time_head(machine: Machine, work: Workload, costs: HeadCosts) -> PassTimes:
     """Return the planned seconds of a head's projections and, if it projects on the vocabulary, of that and the
     cross-entropy."""
     tensor, rows = work.layout.tensor, work.layout.microbatch
@@ -414,14 +414,14 @@ def time_head(machine: Machine, work: Workload, costs: HeadCosts) -> PassTimes:
     positions = costs.positions_read(length, work.own_predicted)
     mapped_positions = rows * costs.num_transformed_positions(positions)
     linear_time = sum(
-        time_product(machine, work, mapped_positions, linear.inputs, linear.outputs)
+        _time_product(machine, work, mapped_positions, linear.inputs, linear.outputs)
         for linear in costs.linears.values()
     )
     if not costs.projects:
         return PassTimes(OperationTime(products=linear_time), OperationTime(products=2 * linear_time))
     vocabulary = costs.rank_vocabulary(tensor)
     forward = linear_time + sum(
-        time_product(machine, work, rows * positions, *product) for product in costs.rank_projections(tensor)
+        _time_product(machine, work, rows * positions, *product) for product in costs.rank_projections(tensor)
     )
     passes = rows * positions * vocabulary / machine.bandwidth
     stream = rows * length * costs.width * work.element_bytes

@@ -13,7 +13,7 @@ MACHINE = "a100-80g"
 HEAD = ("config", "devices", "data", "tensor", "stages", "rows", "GiB", "s a step", "MFU", "days")
 
 
-def shipped_plans() -> Iterator[tuple[str, Plan]]:
+def _shipped_plans() -> Iterator[tuple[str, Plan]]:
     """Yield name and plan of each shipped config, smallest model of a family first."""
     machine = load_machine(MACHINE)
     for family in CATALOGUE:
@@ -28,7 +28,7 @@ def shipped_plans() -> Iterator[tuple[str, Plan]]:
 def layouts_table() -> str:
     """Return the table of layouts in docs/layouts.md."""
     lines = [f"| {' | '.join(HEAD)} |", "|---|" + "---:|" * (len(HEAD) - 1)]
-    return "\n".join([*lines, *(_layout_row(name, made) for name, made in shipped_plans())])
+    return "\n".join([*lines, *(_layout_row(name, made) for name, made in _shipped_plans())])
 
 
 def _layout_row(name: str, made: Plan) -> str:

@@ -61,7 +61,7 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
     state = StateSize(stage.state.total - 2 * counted.trained) if work.offloads_moments else stage.state
     weights, gradients, optimizer = state_bytes(work, counted.trained, counted.frozen, state)
     if work.layout.full_sharding:
-        weights, gradients = full_sharding_bytes(work, counted)
+        weights, gradients = _full_sharding_bytes(work, counted)
     logits = activations.logits_bytes(work) if any(chunk.last or chunk.heads for chunk in chunks) else 0.0
     buffers = activations.buffer_bytes(work) + activations.input_bytes(work)
     workspace = max(activations.workspace_bytes(work, counted.largest), activations.measurement_bytes(work))
@@ -127,7 +127,7 @@ def state_bytes(
     return weights, gradients, optimizer / (work.layout.replicas if work.layout.divides_optimizer else 1) + factors
 
 
-def full_sharding_bytes(work: Workload, counted: Parameters) -> tuple[float, float]:
+def _full_sharding_bytes(work: Workload, counted: Parameters) -> tuple[float, float]:
     """Return the bytes of weights and of gradients of a rank with full sharding (`parallel.full_sharding`). A rank
     holds its shards, all parameters outside of layers, and two complete layers: one is gathered or summed while the
     other is computed."""

@@ -87,7 +87,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
     table.add_column("")
     for stage, name in sorted(stages.items()):
         table.add_column(name if len(plan.memory) == 1 else f"stage {stage} ({name})", justify="right")
-    for part in parts_of_memory(plan):
+    for part in _parts_of_memory(plan):
         table.add_row(part, *(f"{plan.memory[stage].parts()[part] / GIB:.2f}" for stage in sorted(stages)))
     table.add_row("total", *(f"{plan.memory[stage].total / GIB:.2f}" for stage in sorted(stages)), style="bold")
     console.print(table)
@@ -102,7 +102,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
     )
 
 
-def parts_of_memory(plan: Plan) -> list[str]:
+def _parts_of_memory(plan: Plan) -> list[str]:
     """Return the parts of the planned memory to show. Parts that few models have are left out if this model does not
     have them."""
     rare = {"comparison", "recurrence_cache", "update", *plan.memory[0].extra}

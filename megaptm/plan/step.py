@@ -207,9 +207,11 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     if software.gradient_overlap:
         # Overlaps with backward passes; the features pass has no gradients.
         features = passes.forward.total if work.features_pass else 0.0
-        before = exposed_seconds(before, rounds * (passes.backward.total + passes.recompute.total - features), slowdown)
+        before = _exposed_seconds(
+            before, rounds * (passes.backward.total + passes.recompute.total - features), slowdown
+        )
     if software.parameter_overlap:
-        after = exposed_seconds(after, rounds * passes.forward.total, slowdown)
+        after = _exposed_seconds(after, rounds * passes.forward.total, slowdown)
     tied = 0.0
     if (
         layout.pipeline > 1
@@ -241,10 +243,10 @@ def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, pass
     slowdown = machine.efficiency.overlap_slowdown
     backward = passes.backward.total + passes.recompute.total
     if software.gather_overlap:
-        overlapped = exposed_seconds(gather, passes.forward.total, slowdown)
-        overlapped += exposed_seconds(gather + hidden_scatter, backward, slowdown)
+        overlapped = _exposed_seconds(gather, passes.forward.total, slowdown)
+        overlapped += _exposed_seconds(gather + hidden_scatter, backward, slowdown)
     else:
-        overlapped = 2 * gather + exposed_seconds(hidden_scatter, backward, slowdown)
+        overlapped = 2 * gather + _exposed_seconds(hidden_scatter, backward, slowdown)
     overlapped += scatter - hidden_scatter
     once = over_group(root * (work.element_bytes + software.gradient_bytes))
     # Copies on other nodes sum the gradients of their shards.
@@ -252,7 +254,7 @@ def _sharded_seconds(machine: Machine, work: Workload, stage: CountedStage, pass
     copies = 2 * collective_seconds(
         machine, shard, ranks=work.layout.replicas // group, stride=work.layout.tensor * group
     )
-    return work.microbatches * overlapped + once + exposed_seconds(copies, backward, slowdown)
+    return work.microbatches * overlapped + once + _exposed_seconds(copies, backward, slowdown)
 
 
 def _sharding_ranks(machine: Machine, work: Workload) -> int:
@@ -270,7 +272,7 @@ def _contrastive_seconds(machine: Machine, work: Workload) -> float:
     return sum(2 * collective_seconds(machine, size, ranks=layout.data, stride=layout.tensor) for size in sizes)
 
 
-def exposed_seconds(communication: float, products: float, slowdown: float) -> float:
+def _exposed_seconds(communication: float, products: float, slowdown: float) -> float:
     """Return the seconds that communication adds to the matrix products that it overlaps."""
     hidden = min(communication, products)
     return communication - hidden + slowdown * hidden

@@ -151,7 +151,7 @@ class Workload:
         )
 
 
-def needs_mask(config: Config, spec: ModelSpec) -> bool:
+def _needs_mask(config: Config, spec: ModelSpec) -> bool:
     """Whether the kernel of any attention reads a mask of all query-key pairs on a GPU, because of documents or an
     order."""
     batch, configured, gpu = config.batch_spec, config.train.attention_kernel, ComputeDevice("cuda")
@@ -180,7 +180,7 @@ def make_workload(config: Config) -> Workload:
         batch=config.train.batch,
         precision=config.train.precision,
         recompute=config.layout.recompute,
-        has_mask=needs_mask(config, spec),
+        has_mask=_needs_mask(config, spec),
         num_predicted=batch.num_predicted,
         appended=batch.num_appended,
         trained_heads=tuple(objective.losses),

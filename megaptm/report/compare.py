@@ -109,7 +109,7 @@ def _build_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, number
     return table
 
 
-def plot_runs(histories: Mapping[str, History]) -> Figure:
+def _plot_runs(histories: Mapping[str, History]) -> Figure:
     """Plot the curves of runs over each other."""
     from matplotlib.figure import Figure
 
@@ -140,7 +140,7 @@ def comparison_page(histories: Mapping[str, History]) -> Iterator[str]:
     yield f"<h1>{escape(', '.join(histories))}</h1><h2>Results</h2>"
     titles, *rows = result_rows(histories)
     yield table(titles, rows)
-    yield f"<h2>Curves</h2>{svg(lambda: plot_runs(histories), key='comparison')}<h2>Differences of the configs</h2>"
+    yield f"<h2>Curves</h2>{svg(lambda: _plot_runs(histories), key='comparison')}<h2>Differences of the configs</h2>"
     differences = config_differences([history.config for history in histories.values()])
     if differences:
         yield table(["key", *histories], ([key, *values] for key, values in differences.items()), is_text=True)

@@ -138,7 +138,7 @@ def plot(
     the learning rate, the speed, and further metrics. Abandoned records are gray."""
     from matplotlib.figure import Figure  # a figure of its own: no display, no global state
 
-    parts = loss_parts(records)
+    parts = _loss_parts(records)
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {
         "loss (weighted sum)" if parts else "loss (nats a token)": loss_curves(records),
         **{f"{name} (nats)": curves for name, curves in parts.items()},
@@ -222,7 +222,7 @@ def thin_out(points: Points) -> Points:
     return thinned
 
 
-def loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def _loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return the curves, on training and held-out text, of each loss of a run with several; the loss is their weighted
     sum."""
     keys = dict.fromkeys(key for record in records for key in record if key.startswith("loss/"))

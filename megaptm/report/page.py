@@ -41,7 +41,7 @@ def run_page(history: History, samples: Sequence[tuple[str, Text]], no_samples: 
     """Yield the parts of a run's page. `samples`: titles and texts of samples; `no_samples`: why there are none."""
     yield f"<h1>{escape(history.name)}</h1><p class=faint>{escape(f'{history.title}; {history.progress}')}</p>"
     yield f"<p class=faint>{escape(history.origin)}</p>" if history.origin else ""
-    yield tiles(key_figures(history))
+    yield tiles(_key_figures(history))
     yield "<h2>Curves</h2>"
     yield svg(history.plot, key=history.name)
     if history.marks:
@@ -55,7 +55,7 @@ def run_page(history: History, samples: Sequence[tuple[str, Text]], no_samples: 
     yield from _config_parts(history)
 
 
-def key_figures(history: History) -> dict[str, str]:
+def _key_figures(history: History) -> dict[str, str]:
     """Return the most important numbers of a run: name -> number as text."""
     total = history.time
     figures: dict[str, tuple[float | None, str]] = {

@@ -152,7 +152,7 @@ class Heartbeat:
         stacks_written = False
         while not self._stop.wait(self.interval):
             self._flush_beat()
-            request = read_request(self._folder)
+            request = _read_request(self._folder)
             if request == EXIT:
                 os._exit(EXIT_CONTINUE)
             if request == STACKS and not stacks_written:
@@ -249,7 +249,7 @@ def _parse_beat(record: bytes) -> Beat | None:
         return None
 
 
-def read_request(folder: Path) -> str:
+def _read_request(folder: Path) -> str:
     try:
         return (folder / REQUEST).read_text()
     except (OSError, ValueError):

@@ -299,7 +299,7 @@ class Watchdog:
                 f"{self._describe_state(state)}{note}."
             ),
             stack="" if state.halted else stacks[rank],
-            node=self._find_node(find_busy_ranks(stacks) or suspects),
+            node=self._find_node(_find_busy_ranks(stacks) or suspects),
         )
         return Hang(event, self.folder, is_slow_start=is_slow_start)
 
@@ -365,7 +365,7 @@ def newer_beat(read: Beat | None, known: Beat | None) -> Beat | None:
     return max(known, read, key=lambda beat: (beat.count, beat.position))
 
 
-def find_busy_ranks(stacks: Mapping[int, str]) -> list[int]:
+def _find_busy_ranks(stacks: Mapping[int, str]) -> list[int]:
     """Return the ranks that do not wait for others."""
     return [
         rank
@@ -376,7 +376,7 @@ def find_busy_ranks(stacks: Mapping[int, str]) -> list[int]:
 
 def find_hanging_rank(stacks: Mapping[int, str]) -> tuple[int, str]:
     """Return the rank that hangs, the lowest that does not wait for others, and a message about the remaining ranks."""
-    busy = find_busy_ranks(stacks)
+    busy = _find_busy_ranks(stacks)
     if len(stacks) > 1 and not busy:
         return min(stacks), f"; all {len(stacks):,} remaining ranks ({format_ranks(stacks)}) wait for each other"
     rank, *other_ranks = sorted(busy or stacks)

@@ -109,7 +109,7 @@ def last_copied_step(source: str) -> int | None:
     return int(content)
 
 
-def fetch_checkpoint(source: str, step: int, run: Path) -> None:
+def _fetch_checkpoint(source: str, step: int, run: Path) -> None:
     """Copy the checkpoint of a step from a folder or URL to a run, and compare all files with their hashes.
 
     Raise `UserError` if a file is missing or damaged. The checkpoint appears when it is complete.
@@ -155,7 +155,7 @@ def fetch_run(text: str, folder: Path) -> int:
     if not (folder / CONFIG).exists():
         _refuse_other_files(str(folder))
     if step not in find_committed(folder):
-        fetch_checkpoint(source, step, folder)
+        _fetch_checkpoint(source, step, folder)
     for name in _list_tokenizer(source):
         download(join_path(source, "tokenizer", name), folder / "tokenizer" / name)
     download(config, folder / CONFIG)

@@ -15,7 +15,7 @@ TRUSTED = "MEGAPTM_UPLOADS"
 """Environment variable with the destinations that the user named, a JSON list. Child processes inherit it."""
 
 
-def upload_targets(config: Config) -> dict[str, str]:
+def _upload_targets(config: Config) -> dict[str, str]:
     """Return the destinations of a run's checkpoints, by key of the config."""
     targets = {"checkpoint.upload_to": config.checkpoint.upload_to, "hub.push_to": config.hub.push_to}
     return {key: target for key, target in targets.items() if target is not None}
@@ -26,14 +26,14 @@ def trust_uploads(source: Path | Mapping[str, Any], overrides: Sequence[str], co
     another user."""
     is_run = isinstance(source, Path) and source.is_dir()
     typed = {override.partition("=")[0] for override in overrides}
-    named = [target for key, target in upload_targets(config).items() if key in typed or not is_run]
+    named = [target for key, target in _upload_targets(config).items() if key in typed or not is_run]
     if named:
         os.environ[TRUSTED] = json.dumps(sorted({*_trusted(), *named}))
 
 
 def refuse_untrusted_uploads(config: Config) -> None:
     """Raise `UserError` if only the folder of a run names a destination of its checkpoints."""
-    for key, target in upload_targets(config).items():
+    for key, target in _upload_targets(config).items():
         if target not in _trusted():
             raise UserError(
                 f"{key} ({target}) is named only by the folder {config.run}, which may come from someone else, and "

@@ -59,7 +59,7 @@ class JournalFile:
 
         Adds the time. Paths become strings, as do infinity and NaN, which JSON lacks.
         """
-        line = {key: str(value) if is_nonfinite(value) else value for key, value in record.items()}
+        line = {key: str(value) if _is_nonfinite(value) else value for key, value in record.items()}
         with self._lock:
             self._unwritten.append(json.dumps({"time": round(now(), 6), **line}, default=str).encode() + b"\n")
             self._write_lines()
@@ -103,11 +103,11 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < MAX_NUMBER
 
 
-def is_nonfinite(value: Any) -> bool:
+def _is_nonfinite(value: Any) -> bool:
     """Whether a JSON value is infinity or NaN."""
     return isinstance(value, float) and not math.isfinite(value)
 
 
 def is_number_or_nan(value: Any) -> TypeGuard[float]:
     """Whether a JSON value is a number that fits into a float, or infinity or NaN."""
-    return is_finite_number(value) or is_nonfinite(value)
+    return is_finite_number(value) or _is_nonfinite(value)

@@ -45,7 +45,7 @@ class OutageError(UserError):
     """Raised if a call still fails after all retries."""
 
 
-def to_stderr(line: str) -> None:
+def _to_stderr(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
 
 
@@ -62,7 +62,7 @@ class RetryPolicy:
     max_pause: float = 15.0
     report_after: float = 5.0
     """Seconds of failure before the first message; later messages follow after six times as many."""
-    report: Callable[[str], None] = to_stderr
+    report: Callable[[str], None] = _to_stderr
 
 
 def with_retries(call: Callable[[], T], *, target: str, retry: RetryPolicy, deadline: float | None = None) -> T:
@@ -76,7 +76,7 @@ def with_retries(call: Callable[[], T], *, target: str, retry: RetryPolicy, dead
         lambda: run_with_deadline(seconds, call),
         target=target,
         retry=retry,
-        refuse=lambda error: refuse_permanent(error, target),
+        refuse=lambda error: _refuse_permanent(error, target),
         remedy="check that its server responds, and start again.",
     )
 
@@ -111,7 +111,7 @@ def retry_call(
     raise AssertionError("unreachable: `_pause_seconds` never ends")
 
 
-def refuse_permanent(error: Exception, target: str) -> None:
+def _refuse_permanent(error: Exception, target: str) -> None:
     """Raise permanent errors of a server: as `UserError` if the user can fix them, else unchanged."""
     if isinstance(error, UserError):
         raise error

@@ -29,7 +29,7 @@ class Gigatoken:
         self.fast = fast
         kind = (content.get("normalizer") or {}).get("type")
         # gigatoken's NFC uses another Unicode version, so the library normalizes if necessary.
-        self._normalizer = library.normalizer if is_byte_level(content) else None
+        self._normalizer = library.normalizer if _is_byte_level(content) else None
         self._ascii_is_normal = kind in NORMAL_FORMS
         named = [token["content"] for token in content.get("added_tokens", ()) if not token.get("special")]
         self._added = re.compile("|".join(map(re.escape, named))) if named else None
@@ -78,7 +78,7 @@ def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) ->
     """Return gigatoken for this tokenizer.json, or None if it may give other ids than Hugging Face's library."""
     model = content["model"]
     added = [token for token in content.get("added_tokens", ()) if not token.get("special")]
-    byte_level = is_byte_level(content)
+    byte_level = _is_byte_level(content)
     if (
         model["type"] != "BPE"
         or not (byte_level or model.get("byte_fallback"))
@@ -100,7 +100,7 @@ def find_gigatoken(content: Mapping[str, Any], library: tokenizers.Tokenizer) ->
     return fast if _same_ids(fast, library) else None
 
 
-def is_byte_level(content: Mapping[str, Any]) -> bool:
+def _is_byte_level(content: Mapping[str, Any]) -> bool:
     """Whether a tokenizer.json splits words by one rule and encodes them in GPT-2's byte alphabet, as gigatoken
     supports it."""
     part = content.get("pre_tokenizer") or {}
@@ -123,7 +123,7 @@ def is_byte_level(content: Mapping[str, Any]) -> bool:
 
 def _keeps_bytes(content: Mapping[str, Any]) -> bool:
     part = content.get("pre_tokenizer") or {}
-    return is_byte_level(content) and not (part.get("type") == "ByteLevel" and part.get("add_prefix_space", True))
+    return _is_byte_level(content) and not (part.get("type") == "ByteLevel" and part.get("add_prefix_space", True))
 
 
 def _byte_lengths(library: tokenizers.Tokenizer) -> np.ndarray:

@@ -62,7 +62,7 @@ class WordCache:
         """Create an empty cache. `ends`: also cache the end of each token, which doubles the memory."""
         self._library = library
         self._ends = ends
-        self._splits_words = not ends and splits_at_marks(content, library)
+        self._splits_words = not ends and _splits_at_marks(content, library)
         self._mark = library.token_to_id(MARK)
         self._encoded: dict[bytes, bytes | None] = {}
         self._unsupported_spaces = tuple(space for space in RARE_SPACES if not _is_space(library, space.decode()))
@@ -226,7 +226,7 @@ def ids_and_ends(
     return ids, (np.maximum.accumulate(ends + spread) - spread).astype(np.int32), counts
 
 
-def splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
+def _splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
     """Whether for a tokenizer every ASCII punctuation mark separates words and is a word by itself."""
     if any(part["type"] not in BY_CHARACTER for part in flatten(content.get("normalizer"))):
         return False

@@ -162,7 +162,7 @@ class UploadState:
     @classmethod
     def load(cls, run: Path, logger: str = "mlflow") -> UploadState | None:
         """Load the upload state of the last restart, if there was one; raise `UserError` if it is damaged."""
-        path = state_path(run, logger)
+        path = _state_path(run, logger)
         try:
             content = regular_file(path).read_bytes()
         except FileNotFoundError:
@@ -180,7 +180,7 @@ class UploadState:
         try:
             state = cls.load(run, logger)
         except UserError:
-            log.warning("%s is damaged: the run is sent to %s again, as a new run", state_path(run, logger), logger)
+            log.warning("%s is damaged: the run is sent to %s again, as a new run", _state_path(run, logger), logger)
         else:
             if state is not None and (state.uri, state.experiment, state.logger) == (uri, experiment, logger):
                 if not state.was_copied_to(run):
@@ -213,12 +213,12 @@ class UploadState:
     def write_successor(self, folder: Path) -> None:
         """Write the upload state of a new run whose parent is this one, to a folder that is renamed later."""
         state = UploadState(uri=self.uri, experiment=self.experiment, parent=self.run_id, logger=self.logger)
-        write_atomically(state_path(folder, self.logger), json.dumps(asdict(state), indent=1).encode())
+        write_atomically(_state_path(folder, self.logger), json.dumps(asdict(state), indent=1).encode())
 
     def write(self, run: Path) -> None:
         self.folder, self.inode, self.host = str(run.resolve()), run.stat().st_ino, socket.gethostname()
-        write_atomically(state_path(run, self.logger), json.dumps(asdict(self), indent=1).encode())
+        write_atomically(_state_path(run, self.logger), json.dumps(asdict(self), indent=1).encode())
 
 
-def state_path(run: Path, logger: str) -> Path:
+def _state_path(run: Path, logger: str) -> Path:
     return run / (STATE if logger == "mlflow" else OTHER_STATE.format(logger))

@@ -304,11 +304,11 @@ def newest_checkpoint(store: Store, rank_env: RankEnvironment) -> Checkpoint | N
     checkpoint = store.first_undamaged(broadcast_object(store.steps() if rank_env.rank == 0 else []), inspect)
     if checkpoint is None and rank_env.rank == 0:
         store.refuse_fresh_start()
-        refuse_missing_checkpoints(store.run)
+        _refuse_missing_checkpoints(store.run)
     return checkpoint
 
 
-def refuse_missing_checkpoints(run: Path) -> None:
+def _refuse_missing_checkpoints(run: Path) -> None:
     """Raise UserError if the journal mentions checkpoints but the run folder is empty."""
     if saved := last_saved_step(run):
         raise UserError(

@@ -85,7 +85,7 @@ BY_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix in ro
 BY_NAMED_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix in row.named_suffixes}
 
 
-def format_name(file_name: str, *, named: bool) -> str | None:
+def _format_name(file_name: str, *, named: bool) -> str | None:
     """Return the format that the name of a source file implies, regardless of a compression suffix; None if unknown."""
     inner = without_compression(file_name).lower()
     if DUMP.search(inner):
@@ -101,13 +101,13 @@ def skip_reason(file_name: str, source: Source, kind: Literal["file", "folder", 
         return "unsupported compression"
     if kind == "file" or (kind == "glob" and source.format is not None):
         return None
-    implied = format_name(file_name, named=kind == "glob" or source.format is not None)
+    implied = _format_name(file_name, named=kind == "glob" or source.format is not None)
     return None if implied is not None and source.format in (None, implied) else "unknown format"
 
 
 def format_of(file: InputFile) -> str:
     """Return the format of a source file. A named file with an unknown suffix is read as text."""
-    return file.source.format or format_name(file.name, named=True) or "text"
+    return file.source.format or _format_name(file.name, named=True) or "text"
 
 
 def can_be_cut(file: InputFile) -> bool:

@@ -83,7 +83,7 @@ UNNESTED_TAGS = frozenset({
 """Elements that do not nest deeper when their end tag is missing, and inline elements, which cost little."""
 
 
-def refuse_costly_page(page: str) -> None:
+def _refuse_costly_page(page: str) -> None:
     """Raise `UnreadableRecord` for an HTML page on which the parser would take quadratic time."""
     if len(page) > MAX_UNCHECKED_TAG and any(map(_has_too_many_attributes, page.split(">"))):
         problem = f"has a tag with more than {MAX_ATTRIBUTES:,} attributes"
@@ -110,6 +110,6 @@ def text_of_page(page: str, which: str) -> str:
     with require_library("resiliparse"):
         from resiliparse.extract.html2text import extract_plain_text
 
-    refuse_costly_page(page)
+    _refuse_costly_page(page)
     with time_limit("page", page):
         return extract_plain_text(page, main_content=which == "main", alt_texts=False).strip()

@@ -25,7 +25,7 @@ OPTIONS = {
 }
 
 
-def pair_arguments(
+def _pair_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
     """Return the arguments of `megaptm corpus` for a missing corpus of images with texts; None for another model."""
@@ -42,4 +42,4 @@ def pair_arguments(
     ]
 
 
-BUILD_COMMAND = pair_arguments
+BUILD_COMMAND = _pair_arguments

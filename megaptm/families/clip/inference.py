@@ -38,7 +38,7 @@ TEMPLATES = ("a photo of a {}.",)
 
 def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64) -> Tensor:
     """Return CLIP's normalized vectors of texts [N, E], float32 on the CPU, in the joint space with images."""
-    task = image_text_task(loaded)
+    task = _image_text_task(loaded)
     special, length = loaded.tokenizer.special, min(task.text_length, loaded.spec.max_text_length or task.text_length)
     rows = [text_input(ids, special, length) for ids in loaded.tokenizer.encode_batch(list(texts))]
     if not rows:
@@ -49,7 +49,7 @@ def text_vectors(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 64)
 def image_vectors(loaded: TrainedModel, images: Sequence[Image], *, batch: int = 64) -> Tensor:
     """Return CLIP's normalized vectors of images [N, E], float32 on the CPU, from files or their bytes. Raise UserError
     for a file that is no image."""
-    task = image_text_task(loaded).for_validation()
+    task = _image_text_task(loaded).for_validation()
     assert isinstance(task, ImageText)
     if batch < 1:
         raise UserError(f"batch ({batch}) must be 1 or more.")
@@ -122,7 +122,7 @@ class ZeroShot:
         )
 
 
-def image_text_task(loaded: TrainedModel) -> ImageText:
+def _image_text_task(loaded: TrainedModel) -> ImageText:
     task = loaded.config.built_objective
     if not isinstance(task, ImageText):
         raise UserError(f"{loaded.spec.name} has no joint space of images and texts: use a model of clip.")
@@ -169,7 +169,7 @@ def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, 
     mix = open_mix(
         corpora or config.data.mix,
         split="validation",
-        objective=image_text_task(loaded),
+        objective=_image_text_task(loaded),
         sequence=config.data.sequence,
         seed=config.train.seed,
         special=loaded.tokenizer.special,
@@ -250,7 +250,7 @@ class ImageTextModel(LoadedModel):
                 f"names has {len(names)} names, but {corpus} has {label_names.vocabulary} labels: give a name for each "
                 "label, or no names."
             )
-        task = image_text_task(self)
+        task = _image_text_task(self)
         mix = open_mix(
             {str(corpus): 1.0},
             split="validation",

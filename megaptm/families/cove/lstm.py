@@ -41,17 +41,17 @@ class LSTM(nn.Module):
         positions = range(len(inputs) - 1, -1, -1) if backward else range(len(inputs))
         for position in positions:
             if continues_SB1 is not None:
-                state = masked_state(state, continues_SB1[position])
+                state = _masked_state(state, continues_SB1[position])
             state = self.advance(inputs[position], state)
             outputs.append(state[0])
         return torch.stack(outputs[::-1] if backward else outputs)
 
 
-def masked_state(state: LSTMState, continues_B1: Tensor) -> LSTMState:
+def _masked_state(state: LSTMState, continues_B1: Tensor) -> LSTMState:
     return state[0] * continues_B1, state[1] * continues_B1
 
 
-def continues_document(documents_BS: Tensor | None, like: Tensor, *, backward: bool = False) -> Tensor | None:
+def _continues_document(documents_BS: Tensor | None, like: Tensor, *, backward: bool = False) -> Tensor | None:
     """Return whether the state of CoVe's LSTM continues, [S, B, 1]: 1 for a position in the same document as the
     position read before it."""
     if documents_BS is None:
@@ -71,8 +71,8 @@ class BidirectionalLSTM(nn.Module):
 
     def forward(self, x_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
         """Return the outputs of both directions of CoVe's LSTM, [S, B, 2 F]."""
-        forward = self.ahead(x_SBD, continues_document(documents_BS, x_SBD))
-        backward = self.back(x_SBD, continues_document(documents_BS, x_SBD, backward=True), backward=True)
+        forward = self.ahead(x_SBD, _continues_document(documents_BS, x_SBD))
+        backward = self.back(x_SBD, _continues_document(documents_BS, x_SBD, backward=True), backward=True)
         return torch.cat([forward, backward], -1)
 
 
@@ -119,13 +119,13 @@ def run_decoder(
 
     The state restarts at every document. Dropout is applied between layers.
     """
-    lstms, continues_SB1 = [first.lstm, *later], continues_document(documents_BS, x_SBD)
+    lstms, continues_SB1 = [first.lstm, *later], _continues_document(documents_BS, x_SBD)
     states = [lstm.initial_state(x_SBD) for lstm in lstms]
     attention_BD = x_SBD.new_zeros(x_SBD.shape[1], first.attention.merge.out_features)
     outputs = []
     for position, x_BD in enumerate(x_SBD):
         if continues_SB1 is not None:
-            states = [masked_state(state, continues_SB1[position]) for state in states]
+            states = [_masked_state(state, continues_SB1[position]) for state in states]
             attention_BD = attention_BD * continues_SB1[position]
         y_BD = torch.cat([x_BD, attention_BD], -1)
         for number, lstm in enumerate(lstms):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from megaptm.hub.imported_weights import ImportedModel
 
 
-def decodes_masks(spec: ModelSpec) -> bool:
+def _decodes_masks(spec: ModelSpec) -> bool:
     """Whether a DeBERTa ends with a mask decoder."""
     return spec.family.last_block != spec.family.last_block.for_encoding
 
@@ -47,7 +47,7 @@ COMMON = (
 )
 # As in the released checkpoints, where transformers ignores it.
 POSITIONS = TensorRule(
-    "encoder.place_table.weight", ("deberta.embeddings.position_embeddings.weight",), when=decodes_masks, optional=True
+    "encoder.place_table.weight", ("deberta.embeddings.position_embeddings.weight",), when=_decodes_masks, optional=True
 )
 V1 = (
     TensorRule("encoder.{n}.attention.qkv.weight", (f"{SELF}.in_proj.weight",)),
@@ -99,7 +99,7 @@ def _drop_absent_mask_decoder(model: ImportedModel, folder: Path | None) -> Impo
 
 
 def _without_mask_decoder(spec: ModelSpec) -> str:
-    if not decodes_masks(spec):
+    if not _decodes_masks(spec):
         return ""
     return (
         "transformers has no mask decoder: hidden states are equal, but predicts masked tokens worse; use "

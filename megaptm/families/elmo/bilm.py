@@ -18,9 +18,9 @@ STACKS = ("forwards", "backwards")
 INPUT = "embed.token"
 
 
-def parameter_names(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...] | None]]:
+def _parameter_names(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...] | None]]:
     """Yield names of ELMo's parameters: megaptm's, the released name, and the released shape, whose last axis is
-    megaptm's first; None: the same shape. Cell kernels (`cell_names`) and the character table, which has one row less
+    megaptm's first; None: the same shape. Cell kernels (`_cell_names`) and the character table, which has one row less
     there, are converted separately."""
     size, sizes = spec.size, character_sizes(spec.size)
     for index, (characters, filters) in enumerate(sizes.filters):
@@ -34,12 +34,12 @@ def parameter_names(spec: ModelSpec) -> Iterator[tuple[str, str, tuple[int, ...]
             yield f"{INPUT}.highway.{index}.{gate}.bias", f"CNN_high_{index}/b_{gate}", None
     yield f"{INPUT}.out.weight", "CNN_proj/W_proj", (num_filters, size.width)
     yield f"{INPUT}.out.bias", "CNN_proj/b_proj", None
-    for name, bilm_name in cell_names(spec):
+    for name, bilm_name in _cell_names(spec):
         yield f"{name}.input.bias", f"{bilm_name}/B", None
         yield f"{name}.projection.weight", f"{bilm_name}/W_P_0", (size.ffn, size.width)
 
 
-def cell_names(spec: ModelSpec) -> Iterator[tuple[str, str]]:
+def _cell_names(spec: ModelSpec) -> Iterator[tuple[str, str]]:
     """Yield megaptm's and the released names of ELMo's cells. Rows of the released kernel `W_0` are inputs, then
     state."""
     for direction, stack in enumerate(STACKS):
@@ -52,9 +52,9 @@ def to_bilm(weights: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]
     """Convert ELMo's weights to the released names: return all tensors that the released code reads; it does not read
     the softmax."""
     converted = {"char_embed": weights[f"{INPUT}.characters.weight"][1:]}
-    for name, bilm_name, shape in parameter_names(spec):
+    for name, bilm_name, shape in _parameter_names(spec):
         converted[bilm_name] = weights[name] if shape is None else weights[name].t().reshape(shape)
-    for name, bilm_name in cell_names(spec):
+    for name, bilm_name in _cell_names(spec):
         converted[f"{bilm_name}/W_0"] = torch.cat([weights[f"{name}.{part}.weight"].t() for part in ("input", "state")])
     return {name: tensor.contiguous() for name, tensor in converted.items()}
 
@@ -63,9 +63,9 @@ def from_bilm(tensors: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
     """Convert ELMo's weights from the released names to megaptm's; the inverse of `to_bilm`."""
     characters = tensors["char_embed"]
     converted = {f"{INPUT}.characters.weight": torch.cat([torch.zeros_like(characters[:1]), characters])}
-    for name, bilm_name, shape in parameter_names(spec):
+    for name, bilm_name, shape in _parameter_names(spec):
         converted[name] = tensors[bilm_name] if shape is None else tensors[bilm_name].reshape(-1, shape[-1]).t()
-    for name, bilm_name in cell_names(spec):
+    for name, bilm_name in _cell_names(spec):
         for part, kernel_IO in zip(("input", "state"), tensors[f"{bilm_name}/W_0"].split(spec.size.width), strict=True):
             converted[f"{name}.{part}.weight"] = kernel_IO.t()
     return {name: tensor.contiguous() for name, tensor in converted.items()}

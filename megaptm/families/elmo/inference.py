@@ -21,7 +21,7 @@ from megaptm.inference.trained_model import TrainedModel
 ENDS = {"<begin>": TEXT_START, "<end>": TEXT_END}
 
 
-def layers_of_words(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
+def _layers_of_words(loaded: TrainedModel, texts: Sequence[str], *, batch: int = 16) -> list[Tensor]:
     """Return the outputs of every layer of ELMo for each text, [L + 1, S, 2 D], float32 on the CPU: character-based
     word embeddings, twice, then both directions of each layer. Each text is processed alone, between begin and end
     marks, which are not returned."""
@@ -80,7 +80,7 @@ class CharacterModel(LoadedModel):
         The first layer holds character-based word embeddings. `megaptm.families.elmo.every_layer.ScalarMix` is a
         trainable weighted sum of layers.
         """
-        return layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
+        return _layers_of_words(self, [texts] if isinstance(texts, str) else texts, batch=batch)
 
 
 LOADED_MODEL = CharacterModel

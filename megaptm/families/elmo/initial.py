@@ -5,22 +5,22 @@ from megaptm.models.initial import InitialRules, Std, constant_std, glorot_std, 
 from megaptm.spec import Size
 
 
-def uniform_std(limit: float) -> Std:
+def _uniform_std(limit: float) -> Std:
     """Return the standard deviation of ELMo's initial weights that are uniform between -limit and limit."""
     return constant_std(limit / 3**0.5)
 
 
-def inverse_sqrt_filters(size: Size) -> float:
+def _inverse_sqrt_filters(size: Size) -> float:
     """Return the standard deviation of ELMo's initial projection: the inverse square root of the number of filters."""
     return float(sum(filters for _, filters in character_sizes(size).filters) ** -0.5)
 
 
 # Word projections by fan-in, recurrent ones by Glorot of a joint kernel, which is two projections here.
 INITIAL_RULES: InitialRules = (
-    (r"token\.characters\.weight", uniform_std(1.0)),
-    (r"token\.filters\.\d+\.weight", uniform_std(0.05)),
-    (r"highway\.\d+\.(carry|transform)\.weight", inverse_sqrt_filters),
-    (r"token\.out\.weight", inverse_sqrt_filters),
+    (r"token\.characters\.weight", _uniform_std(1.0)),
+    (r"token\.filters\.\d+\.weight", _uniform_std(0.05)),
+    (r"highway\.\d+\.(carry|transform)\.weight", _inverse_sqrt_filters),
+    (r"token\.out\.weight", _inverse_sqrt_filters),
     (r"recurrent\.(input|state)\.weight", glorot_std(lambda size: 2 * size.width, lambda size: 4 * size.ffn)),
     (r"recurrent\.projection\.weight", glorot_std(lambda size: size.ffn, lambda size: size.width)),
     (r"head\.bidirectional-lm\.table\.weight", std_by_width),

@@ -38,7 +38,7 @@ MAX_STRETCHES = 3
 """Maximum number of sentence stretches that ERNIE 2.0's sentence-reordering shuffles."""
 
 
-def reordered_stretches(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
+def _reordered_stretches(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Return ERNIE 2.0's texts for sentence-reordering: up to three shuffled stretches of a group; the label is one of
     1! + 2! + 3! orders (arXiv:1907.12412, 4.2.2)."""
     sentences = take_sentences(group.sentences, length)
@@ -58,7 +58,7 @@ def order_label(order: list[int]) -> int:
     return fewer + list(permutations(range(len(order)))).index(tuple(order))
 
 
-def labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
+def _labeled_pair(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Return ERNIE 2.0's labeled text pair for discourse and relevance: the two parts of a document, with its label.
     The longer part is truncated first."""
     texts = group.sentences[:2]
@@ -74,7 +74,7 @@ FOREIGN_TURN_PROB = 0.5
 it."""
 
 
-def dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
+def _dialogue_turns(group: SentenceGroup, rng: np.random.Generator, length: int) -> LabeledTexts:
     """Return ERNIE's texts for the question `dialogue`: up to three consecutive turns; label 1 if one was replaced by a
     turn of another dialogue. Segment ids are roles: 0 is the first speaker (arXiv:1904.09223, 3.3).
 
@@ -97,14 +97,14 @@ QUESTIONS = {
         sentence_distance_pair, num_classes=3, label_meanings=("the next one", "a later one", "a random one")
     ),
     "sentence-reordering": Question(
-        reordered_stretches,
+        _reordered_stretches,
         max_texts=MAX_STRETCHES,
         num_segments=MAX_STRETCHES,
         num_classes=sum(factorial(count) for count in range(1, MAX_STRETCHES + 1)),
     ),
     "dialogue": Question(
-        dialogue_turns, max_texts=MAX_TURNS, unit="turns", label_meanings=("of one dialogue", "with a turn of another")
+        _dialogue_turns, max_texts=MAX_TURNS, unit="turns", label_meanings=("of one dialogue", "with a turn of another")
     ),
-    "discourse": Question(labeled_pair, unit="parts", num_classes=174),
-    "relevance": Question(labeled_pair, unit="parts", num_classes=3),
+    "discourse": Question(_labeled_pair, unit="parts", num_classes=174),
+    "relevance": Question(_labeled_pair, unit="parts", num_classes=3),
 }

@@ -6,7 +6,7 @@ from megaptm.families.llama.huggingface import LLAMA
 from megaptm.hub.tensor_rules import TensorRule
 
 
-def as_encoder(rule: TensorRule) -> TensorRule:
+def _as_encoder(rule: TensorRule) -> TensorRule:
     """Return the rule of a decoder's tensor for an encoder of the same layers."""
     name = rule.name.replace("decoder.", "encoder.", 1).replace("head.lm.", "head.mlm.", 1)
     return replace(rule, name=name)
@@ -16,7 +16,7 @@ EUROBERT = replace(
     LLAMA,
     family="eurobert",
     model="EuroBertForMaskedLM",
-    rules=tuple(map(as_encoder, LLAMA.rules)),
+    rules=tuple(map(_as_encoder, LLAMA.rules)),
     special_ids={"bos_token_id": 128_000, "eos_token_id": 128_001, "pad_token_id": 128_001},
 )
 

@@ -42,7 +42,7 @@ class SpanBoundary(MaskedLM):
         sample = super().mask_sequence(text_sequence, context, starts)
         labels = sample["labels"]
         count = int(np.count_nonzero(labels != IGNORED))
-        left_positions, right_positions, offsets = span_boundaries(sample["masked_positions"][:count])
+        left_positions, right_positions, offsets = _span_boundaries(sample["masked_positions"][:count])
         # An unknown piece belongs to the text; only these tokens do not.
         outside = np.isin(sample["tokens"], [id_ for id_ in (special.cls, special.sep, special.pad) if id_ is not None])
         has_boundaries = ~outside[left_positions] & ~outside[right_positions] & (offsets < MAX_OFFSET)
@@ -55,7 +55,7 @@ class SpanBoundary(MaskedLM):
         return sample | span_fields
 
 
-def span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _span_boundaries(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the boundaries of SpanBERT's masked spans: for each masked position the position before its span, the
     position after it, and the offset in the span, int64 each."""
     gap = np.diff(positions) > 1

@@ -48,7 +48,7 @@ class AdaptiveTokens(nn.Module):
         """Build the tables of an adaptive vocabulary. `embeds`: whether this chunk embeds tokens, besides serving a
         tied output."""
         super().__init__()
-        check_adaptive(spec)
+        _check_adaptive(spec)
         self.clusters, self.width = clusters(spec), spec.width
         self.tables = nn.ModuleList(ClusterTable(cluster.rows, cluster.width) for cluster in self.clusters)
         linears = cluster_projections(spec)
@@ -98,7 +98,7 @@ class AdaptiveHead(nn.Module):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
-        check_adaptive(spec)
+        _check_adaptive(spec)
         self.clusters = clusters(spec)
         first, *tail = self.clusters
         self.narrow = Linear.of(costs.linears["narrow"]) if "narrow" in costs.linears else None
@@ -151,7 +151,7 @@ class AdaptiveHead(nn.Module):
         return x if to_stream is None else F.linear(x, to_stream.t()), table.view_as(table), bias
 
 
-def check_adaptive(spec: ModelSpec) -> None:
+def _check_adaptive(spec: ModelSpec) -> None:
     """Raise `UserError` if the family has components that adaptive clusters do not support."""
     for mistake in cluster_mistakes(spec):
         raise UserError(f"{spec.name}: {mistake}")

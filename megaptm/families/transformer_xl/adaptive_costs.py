@@ -74,7 +74,7 @@ def cluster_projections(spec: ModelSpec) -> list[LinearShape]:
     return [LinearShape(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
 
 
-def token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
+def _token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
     """Return the number of parameters of an adaptive vocabulary's cluster tables and projections.
 
     A chunk that only has the tied output (`embeds=False`) does not need the first of several projections: the softmax
@@ -111,7 +111,7 @@ class AdaptiveTokenCosts(TokenCosts):
 
     @property
     def parameters(self) -> int:
-        return token_parameters(self.spec) if clusters(self.spec) else super().parameters
+        return _token_parameters(self.spec) if clusters(self.spec) else super().parameters
 
     @property
     def applied_linears(self) -> tuple[tuple[LinearShape, bool], ...]:
@@ -121,7 +121,7 @@ class AdaptiveTokenCosts(TokenCosts):
     def rank_parameters(self, tensor: int, *, embeds: bool) -> int:
         if not clusters(self.spec):
             return super().rank_parameters(tensor, embeds=embeds)
-        return token_parameters(self.spec, embeds=embeds)
+        return _token_parameters(self.spec, embeds=embeds)
 
     def largest_table(self, tensor: int) -> int:
         return max(

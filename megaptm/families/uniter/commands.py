@@ -68,7 +68,7 @@ def retrieve(folder: str, out: str, images: str | None, texts: str | None, part:
     retrieved(folder, out, criteria, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
 
 
-def region_arguments(
+def _region_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
     """Return the arguments of `megaptm corpus` for a missing corpus of texts with regions; None for another model, and
@@ -86,4 +86,4 @@ def region_arguments(
 
 
 COMMANDS = {"corpus": (retrieve,)}
-BUILD_COMMAND = region_arguments
+BUILD_COMMAND = _region_arguments

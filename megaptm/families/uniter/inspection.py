@@ -13,7 +13,7 @@ from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.tokenizers import Tokenizer
 
 
-def show_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text | None:
+def _show_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text | None:
     """Describe a sample with regions: its text and labels, the number of regions and hidden regions, and region
     labels."""
     if "region_features" not in sample:
@@ -36,4 +36,4 @@ def show_regions(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: 
     return text
 
 
-SHOW_SAMPLE = show_regions
+SHOW_SAMPLE = _show_regions

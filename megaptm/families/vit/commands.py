@@ -46,7 +46,7 @@ def images(words: tuple[str, ...]) -> None:
     build(words)
 
 
-def labeled_arguments(
+def _labeled_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
     """Return the arguments of `megaptm corpus` for a missing corpus of images with labels; None for another model."""
@@ -57,4 +57,4 @@ def labeled_arguments(
 
 
 COMMANDS = {"corpus": (images,)}
-BUILD_COMMAND = labeled_arguments
+BUILD_COMMAND = _labeled_arguments

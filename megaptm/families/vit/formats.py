@@ -22,11 +22,11 @@ from megaptm.storage import is_remote, validate_file_name
 METADATA = "metadata.jsonl"
 
 
-def read_image_text(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
+def _read_image_text(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
     file = span.file
-    if is_metadata_file(file.name):
+    if _is_metadata_file(file.name):
         yield from _read_metadata(span, handler)
-    elif is_image(file.name):
+    elif _is_image(file.name):
         raise Unreadable("no caption", "has no caption beside it", f"write one to {PurePosixPath(file.name).stem}.txt")
     elif file.attached is None:
         raise Unreadable("no image", "is a caption without an image beside it", "add the image")
@@ -35,11 +35,11 @@ def read_image_text(span: Span, handler: UnreadableHandler) -> Iterator[Document
             yield replace(document, text=document.text.strip(), notes={**document.notes, ATTACHED: file.attached})
 
 
-def is_image(name: str) -> bool:
+def _is_image(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in MEMBERS
 
 
-def is_metadata_file(name: str) -> bool:
+def _is_metadata_file(name: str) -> bool:
     return PurePosixPath(name).name == METADATA
 
 
@@ -73,20 +73,20 @@ def _image_path(path: str, image: object) -> str:
     return posixpath.join(posixpath.dirname(path), image)
 
 
-def find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
+def _find_image_texts(source: Source, listing: Listing) -> Iterator[InputFile]:
     """Yield metadata files, which describe all files below their folder, and in other folders captions with images."""
-    described = {PurePosixPath(file.name).parent for file in listing.files if is_metadata_file(file.name)}
+    described = {PurePosixPath(file.name).parent for file in listing.files if _is_metadata_file(file.name)}
     loose = [file for file in listing.files if described.isdisjoint(PurePosixPath(file.name).parents)]
-    images = {_without_suffix(file.name): file.path for file in loose if is_image(file.name)}
+    images = {_without_suffix(file.name): file.path for file in loose if _is_image(file.name)}
     captions = {_without_suffix(file.name) for file in loose if file.name.lower().endswith(".txt")}
     for file in listing.files:
-        if is_metadata_file(file.name):
+        if _is_metadata_file(file.name):
             yield input_file(file, source)
     for file in loose:
         stem = _without_suffix(file.name)
         if file.name.lower().endswith(".txt"):
             yield input_file(file, source, images.get(stem))
-        elif is_image(file.name) and stem not in captions:
+        elif _is_image(file.name) and stem not in captions:
             yield input_file(file, source)  # counted later as an image without a caption
 
 
@@ -96,9 +96,9 @@ def _without_suffix(name: str) -> str:
 
 FORMATS = {
     "image-text": Format(
-        read_image_text,
+        _read_image_text,
         frozenset(),
-        find_files=find_image_texts,
+        find_files=_find_image_texts,
         attached=MEMBERS,
         remedy="for images, use `megaptm corpus images`",
     )

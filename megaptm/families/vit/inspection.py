@@ -13,7 +13,7 @@ from megaptm.families.vit.spec import MASKED_PATCH
 from megaptm.tokenizers import Tokenizer
 
 
-def show_image(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text | None:
+def _show_image(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: Tokenizer) -> Text | None:
     """Describe an image sample: number of patches, hidden patches, and the label or the colors."""
     if "patches" not in sample:
         return None
@@ -29,4 +29,4 @@ def show_image(sample: Mapping[str, np.ndarray], batch: BatchSpec, tokenizer: To
     return text
 
 
-SHOW_SAMPLE = show_image
+SHOW_SAMPLE = _show_image

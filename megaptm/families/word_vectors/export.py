@@ -17,21 +17,21 @@ from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import AtomicFile
 
 
-def word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
+def _word2vec_text(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors in word2vec's text format: a line with number of words and width, then a line per word with
     its exact values."""
     yield _heading_line(vectors)
-    yield from glove_text(vectors)
+    yield from _glove_text(vectors)
 
 
-def glove_text(vectors: WordVectors) -> Iterator[bytes]:
+def _glove_text(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors in GloVe's text format, a line per word, without a header: the word and its exact values."""
     for word, row in zip(vectors.words, vectors.vectors, strict=True):
         # The shortest decimal that is read back as the same float32.
         yield encode_word(word) + f" {' '.join(map(str, row))}\n".encode()
 
 
-def word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
+def _word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors in word2vec's binary format: a line with number of words and width, then each word, a space,
     its float32 values and a newline, as word2vec -binary 1 does."""
     yield _heading_line(vectors)
@@ -51,10 +51,10 @@ def _heading_line(vectors: WordVectors) -> bytes:
 
 
 FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
-    "word2vec": word2vec_text,
-    "word2vec-binary": word2vec_binary,
-    "glove": glove_text,
-    "fasttext-vec": word2vec_text,  # the same lines, with the means over words and subwords
+    "word2vec": _word2vec_text,
+    "word2vec-binary": _word2vec_binary,
+    "glove": _glove_text,
+    "fasttext-vec": _word2vec_text,  # the same lines, with the means over words and subwords
     "safetensors": safetensors,
 }
 

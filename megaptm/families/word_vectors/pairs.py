@@ -84,7 +84,7 @@ def units_per_count(task: GloVe) -> int:
     return math.lcm(*range(1, task.window + 1)) if task.distance_weighting else 1
 
 
-def count_texts(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe) -> PairCounts:
+def _count_texts(texts: Sequence[np.ndarray], takes_part: np.ndarray, task: GloVe) -> PairCounts:
     """Count GloVe's co-occurrence pairs of some documents. Words that do not take part (`takes_part`, bool [V]) are
     removed without a gap."""
     documents = np.repeat(np.arange(len(texts)), [len(text) for text in texts])
@@ -117,7 +117,7 @@ def count_pairs(texts: CorpusTexts, takes_part: np.ndarray, task: GloVe, exchang
     for weight, corpus in texts:
         held = PairSum()
         for documents in _read_in_lockstep(corpus, exchange):
-            counted = count_texts(documents, takes_part, task)
+            counted = _count_texts(documents, takes_part, task)
             owner = owners[counted.keys // len(takes_part) % LANES]
             sent = [np.flatnonzero(owner == rank) for rank in range(exchange.ranks)]
             received = (exchange.all_to_all([array[rows] for rows in sent]) for array in (counted.keys, counted.counts))

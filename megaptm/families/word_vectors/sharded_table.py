@@ -95,7 +95,7 @@ class RowChange:
     """Changes of the rows, float32 [U, D]."""
 
 
-def lane_edges(ranks: int) -> np.ndarray:
+def _lane_edges(ranks: int) -> np.ndarray:
     """Return the first lane of each rank in a sharded table of word vectors, then the number of lanes, int64 [ranks +
     1]."""
     return np.array([LANES * rank // ranks for rank in range(ranks + 1)])
@@ -103,7 +103,7 @@ def lane_edges(ranks: int) -> np.ndarray:
 
 def lane_owners(ranks: int) -> np.ndarray:
     """Return the rank that holds each lane of a sharded table of word vectors, int64 [LANES]."""
-    return np.repeat(np.arange(ranks), np.diff(lane_edges(ranks)))
+    return np.repeat(np.arange(ranks), np.diff(_lane_edges(ranks)))
 
 
 class ShardedTable:
@@ -112,7 +112,7 @@ class ShardedTable:
 
     def __init__(self, name: str, rows: int, width: int, exchange: Exchange) -> None:
         self.name, self.rows, self.width, self.exchange = name, rows, width, exchange
-        self._edges, self._owner = lane_edges(exchange.ranks), lane_owners(exchange.ranks)
+        self._edges, self._owner = _lane_edges(exchange.ranks), lane_owners(exchange.ranks)
         groups, lanes = -(-rows // LANES), int(self._edges[exchange.rank + 1] - self._edges[exchange.rank])
         self.shape = (groups, LANES, width)
         """Shape of the full table: row v is at [v // LANES, v % LANES]."""

@@ -55,13 +55,17 @@ class JobChain:
                 return True
             del self.waiting[0]
             progress = last_saved_step(self.run) > before
-            if not self.waiting and was_interrupted(job) and self._policy.may_restart("interrupted", progress=progress):
+            if (
+                not self.waiting
+                and _was_interrupted(job)
+                and self._policy.may_restart("interrupted", progress=progress)
+            ):
                 [next_job] = self.submit(1)
                 show(f"The run is not complete and no job is left: submitted job {next_job}.\n")
         return False
 
 
-def was_interrupted(job: str) -> bool:
+def _was_interrupted(job: str) -> bool:
     """Whether a Slurm job was interrupted, saved or lost with its node; not after a failure or scancel."""
     fields = job_fields(job)
     return fields.get("JobState") in INTERRUPTED or fields.get("ExitCode") == f"{EXIT_CONTINUE}:0"

@@ -271,7 +271,7 @@ class EncodedShard:
     """Number of words that the tokenizer does not know in the texts of images, by language."""
 
 
-def encode_shard(job: EncodeJob) -> EncodedShard:
+def _encode_shard(job: EncodeJob) -> EncodedShard:
     """Write the index of an image shard with the ids of its texts, under a new name."""
     tokenizer, max_ids = load(Path(job.tokenizer)), IMAGE_TEXTS.max_ids(job.dtype)
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
@@ -289,7 +289,7 @@ def encode_shard(job: EncodeJob) -> EncodedShard:
     rows = np.concatenate([rows_of_index, ids.view("<i8")], 1)
     # Some kinds of tokenizer give no id for some texts.
     rows = rows[rows[:, TOKENS] > 0]
-    name = f"{job_key(encode_shard, job)}.tar"
+    name = f"{job_key(_encode_shard, job)}.tar"
     write_atomically(Path(job.folder, index_name(name)), npy_bytes(rows))
     info = replace(
         job.info,
@@ -337,4 +337,4 @@ def encode_shards(
         EncodeJob(folder, info, subfolder, tokenizer.fingerprint, dtype, columns, rows)
         for info, rows in zip(infos, left_out, strict=True)
     ]
-    return dtype, work.run("encode", encode_shard, jobs)
+    return dtype, work.run("encode", _encode_shard, jobs)
