@@ -136,7 +136,7 @@ on_all_nodes() {
 # a timeout.
 end_after_failure() {
     local never
-    if ((start >= restarts)); then return; fi
+    if ((restarts == 0)); then return; fi
     exec {never}<> <(:) # sleeps without a process
     until grep --quiet --perl-regexp '^srun: error: \S+: tasks? [\d,-]+: (?!Exited with exit code 75$)' "$own/srun.log"; do
         read -r -t 0.5 -u "$never"

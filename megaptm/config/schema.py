@@ -295,9 +295,9 @@ class TrainConfig(Section):
     threads: Count | None = None
     """Number of CPU threads of each process. Default: the machine's cores are divided equally."""
     restarts: Annotated[int, Field(ge=0)] = 3
-    """Number of times that a start on one machine, a Slurm job within its allocation, or a job on Ray starts all ranks
-    again from the last checkpoint, after a rank was killed or hung, or its hardware failed. The third failure, or
-    the second hang, without a new checkpoint ends the run."""
+    """Number of restarts of all ranks from the last checkpoint, on one machine, within a Slurm job, or on Ray, after a
+    rank was killed or hung, or its hardware failed. Each new checkpoint allows as many again. A second hang without a
+    new checkpoint ends the run."""
     node_fault_hours: Annotated[float, Field(ge=0.0)] = 24.0
     """Hours for which a fault of a node counts, on Slurm and Ray: it was lost, or a rank there was killed or hung, or
     its device failed. After two faults the next starts do not use the node, unless too few others are left. 0: no

@@ -189,9 +189,9 @@ def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: A
     """Run `command` once per rank and return the exit code of the run. `options`: see `_launch_once`.
 
     After a hang, and if a rank was killed or its hardware failed, all ranks are started again, at most `restarts`
-    times.
+    times without a new checkpoint between.
     """
-    policy = RestartPolicy(run, retries=restarts)
+    policy = RestartPolicy(run, restarts=restarts)
     for start in count(2):
         ending = _launch_once(command, run=run, **options)
         if ending.reason is None or not policy.may_restart(ending.reason):

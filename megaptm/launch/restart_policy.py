@@ -11,7 +11,6 @@ from megaptm.resilience.events import (
     HangEvent,
     NodeLostEvent,
     WorkerLostEvent,
-    failures_since_saved,
     hung_twice_without_saving,
     last_saved_step,
     read_events,
@@ -21,9 +20,8 @@ from megaptm.storage import now
 Ending = Literal["node-lost", "interrupted", "hung", "failed", "rolled-back"]
 """Reason why a start of a run ended: a node was lost; the scheduler ended it, or it saved itself to continue; a rank
 hung; a rank failed; it returned to a checkpoint because of a spike."""
-PAUSES = (0.0, 10.0)
-"""Seconds before the restart after the first and the second failure without a new checkpoint. The third ends the
-run."""
+PAUSES = (0.0, 10.0, 60.0)
+"""Seconds before the restarts after failures in a row, without a new checkpoint between; the last is repeated."""
 MAX_FAULTS = 2
 """Number of crashes, hangs and losses of a node, within `train.node_fault_hours`, after which it is excluded."""
 
@@ -33,34 +31,44 @@ class RestartPolicy:
     """Restart policy of one run while it is supervised."""
 
     run: Path
-    retries: int | None = None
-    """Remaining restarts after hangs and failures; None: any number."""
+    restarts: int | None = None
+    """Maximum number of restarts after hangs and failures without a new checkpoint between (`train.restarts`); None:
+    any number."""
+    used: int = 0
+    """Number of such restarts since the newest checkpoint."""
     pause: float = 0.0
     """Seconds to wait before the restart that was allowed last."""
-    counts: bool = False
+    _counted: bool = False
     """Whether that restart was counted."""
+    _saved: int = field(init=False)
+    """Step of the newest checkpoint at the restart that was counted last."""
+
+    def __post_init__(self) -> None:
+        self._saved = last_saved_step(self.run)
 
     def may_restart(self, ending: Ending, *, progress: bool = True) -> bool:
         """Whether the run may be restarted; counts the restart. `progress`: whether an interrupted job saved a
         checkpoint.
 
         A lost node always allows a restart, and so does a spike, since a run limits its returns itself. A run that ends
-        again and again at the same step would end there forever.
+        again and again at the same step would end there forever; one that saves checkpoints between goes on for weeks.
         """
-        self.pause, self.counts = 0.0, False
+        self.pause, self._counted = 0.0, False
         if ending in ("node-lost", "rolled-back"):
             return True
         if ending == "interrupted":
             return progress
-        if self.retries == 0 or (ending == "hung" and hung_twice_without_saving(self.run)):
+        if (saved := last_saved_step(self.run)) > self._saved:
+            self.used = 0
+        self._saved = saved
+        if self.restarts is not None and self.used >= self.restarts:
+            return False
+        if ending == "hung" and hung_twice_without_saving(self.run):
             return False
         if ending == "failed":
-            # A kill is no fault of the step at which it happened: some starts without a new checkpoint are allowed.
-            if (failures := failures_since_saved(self.run)) > len(PAUSES):
-                return False
-            self.pause = PAUSES[max(0, failures - 1)]
-        if self.retries is not None:
-            self.retries, self.counts = self.retries - 1, True
+            self.pause = PAUSES[min(self.used, len(PAUSES) - 1)]
+        self.used += 1
+        self._counted = True
         return True
 
     def describe_restart(self) -> str:
@@ -68,8 +76,8 @@ class RestartPolicy:
         saved = last_saved_step(self.run)
         step = f"the checkpoint of step {saved:,}" if saved else "the beginning"
         when = f" in {self.pause:.0f} s" if self.pause else ""
-        left = f" (restarts left: {self.retries})" if self.counts else ""
-        return f"Starting all ranks again{when} from {step}{left}."
+        number = f" (restart {self.used} of {self.restarts} without a new checkpoint)" if self._counted else ""
+        return f"Starting all ranks again{when} from {step}{number}."
 
 
 @dataclass

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, ClassVar, dataclass_transform
 
@@ -424,13 +423,18 @@ def seconds_since_launch(run: Path) -> float | None:
     return round(max(0.0, now() - launches[-1]), 3) if launches else None
 
 
-def failures_since_saved(run: Path) -> int:
-    """Return the number of starts of a run that failed since its last checkpoint, or since the command that started it.
-    Several processes that are lost in one start are one failure."""
-    ends = (LaunchEvent.kind, CheckpointEvent.kind)
-    known = (*ends, RestartEvent.kind, WorkerLostEvent.kind)
-    kinds = [kind for kind, _ in groupby(event["kind"] for event in read_events(run) if event["kind"] in known)]
-    return [*takewhile(lambda kind: kind not in ends, reversed(kinds))].count(WorkerLostEvent.kind)
+def restarts_since_saved(run: Path) -> int:
+    """Return the number of restarts of a run after hangs and lost processes, since its last checkpoint, or since the
+    command that started it."""
+    restarts, failed = 0, False
+    for kind in (event["kind"] for event in read_events(run)):
+        if kind in (LaunchEvent.kind, CheckpointEvent.kind):
+            restarts, failed = 0, False
+        elif kind in (HangEvent.kind, WorkerLostEvent.kind):
+            failed = True
+        elif kind == RestartEvent.kind:
+            restarts, failed = restarts + failed, False
+    return restarts
 
 
 def has_rolled_back(run: Path) -> bool:

@@ -5,7 +5,7 @@ import pytest
 from megaptm.launch.ray.attempt import AttemptOutcome
 from megaptm.launch.ray.placement import RankAssignment
 from megaptm.launch.restart_policy import node_faults
-from megaptm.resilience.events import Events, failures_since_saved
+from megaptm.resilience.events import Events, RestartEvent, restarts_since_saved
 from megaptm.schedulers.ray.cluster import Node
 
 
@@ -25,7 +25,8 @@ def test_late_agent_is_a_failure_of_the_start_and_not_of_its_node(tmp_path, outc
     with Events(tmp_path) as events:
         for event in outcome.loss_events(stopping=False):
             events.write(event)
-    assert failures_since_saved(tmp_path) == 1
+        events.write(RestartEvent(start=2))
+    assert restarts_since_saved(tmp_path) == 1
     assert {node: len(times) for node, times in node_faults(tmp_path).items()} == {"10.0.0.0": 1, "10.0.0.1": 1}
     assert "10.0.0.2" in [*outcome.loss_events(stopping=False)][-1].problem
 

@@ -75,12 +75,11 @@ RESTART = RestartEvent(start=2)
     ("words", "events", "code"),
     [
         (["--restarts=2"], [LAUNCH], EXIT_RESTART),
-        (["--restarts=2", "--start=2"], [LAUNCH], 1),
+        (["--restarts=2"], [LAUNCH, LOST, RESTART, LOST, RESTART], 1),
         (["--restarts=2", "--stopping"], [LAUNCH], 1),
-        (["--restarts=9"], [LAUNCH, LOST, RESTART, LOST, RESTART], 1),
-        (["--restarts=9"], [LAUNCH, LOST, RESTART, LOST, SAVED, RESTART], EXIT_RESTART),
+        (["--restarts=2"], [LAUNCH, LOST, RESTART, LOST, RESTART, SAVED], EXIT_RESTART),
         (["--restarts=2"], [LAUNCH, HANG], EXIT_RESTART),
-        (["--restarts=2", "--start=2"], [LAUNCH, HANG], 75),
+        (["--restarts=2"], [LAUNCH, LOST, RESTART, LOST, RESTART, HANG], 75),
     ],
 )
 def test_killed_or_hung_rank_starts_again_within_the_job(tmp_path, words, events, code):

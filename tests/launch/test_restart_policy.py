@@ -10,14 +10,17 @@ from megaptm.resilience.events import (
     CheckpointEvent,
     Events,
     HangEvent,
+    LaunchEvent,
     NodeLostEvent,
     RestartEvent,
     WorkerLostEvent,
+    restarts_since_saved,
 )
 from megaptm.storage import now
 
 HANG = HangEvent(rank=1, phase="step", step=3, seconds=10.0, problem="", stack="")
 LOST = WorkerLostEvent(rank=1, code=-9, problem="")
+LAUNCH = LaunchEvent(command=[], version="", host="", pid=1)
 RESTART = RestartEvent(start=2)
 SAVED = CheckpointEvent(step=4, seconds=1.0, bytes=1)
 
@@ -47,43 +50,44 @@ def test_second_hang_without_checkpoint_ends_the_run(tmp_path):
         assert RestartPolicy(tmp_path).may_restart("hung")
 
 
-def test_third_failure_without_checkpoint_ends_the_run(tmp_path):
-    policy = RestartPolicy(tmp_path)
+def test_restarts_without_a_new_checkpoint_are_limited(tmp_path):
+    policy = RestartPolicy(tmp_path, restarts=4)
     pauses = []
-    with Events(tmp_path) as events:
-        for event in (LOST, LOST, SAVED, LOST):
-            events.write(event)
-            assert policy.may_restart("failed")
-            pauses.append(policy.pause)
-            events.write(RESTART)
-        for event in (LOST, RESTART, LOST):
-            events.write(event)
-    assert pauses == [0.0, 10.0, 0.0, 0.0]
+    for _ in range(4):
+        assert policy.may_restart("failed")
+        pauses.append(policy.pause)
+    assert pauses == [0.0, 10.0, 60.0, 60.0]
+    assert "(restart 4 of 4 without a new checkpoint)" in policy.describe_restart()
     assert not policy.may_restart("failed")
+    with Events(tmp_path) as events:
+        events.write(SAVED)
+    assert policy.may_restart("failed")
+    assert policy.describe_restart() == (
+        "Starting all ranks again from the checkpoint of step 4 (restart 1 of 4 without a new checkpoint)."
+    )
 
 
-def test_lost_nodes_do_not_count_as_retries(tmp_path):
-    policy = RestartPolicy(tmp_path, retries=1)
+def test_restarts_are_counted_from_the_journal(tmp_path):
+    """A job of Slurm has a new process after each start."""
+    counts = []
+    with Events(tmp_path) as events:
+        for event in (LOST, RESTART, HANG, RESTART, LOST, LOST, RESTART, LOST, SAVED, LOST, RESTART, LOST, LAUNCH):
+            events.write(event)
+            counts.append(restarts_since_saved(tmp_path))
+    assert counts == [0, 1, 1, 2, 2, 2, 3, 3, 0, 0, 1, 1, 0]
+    with Events(tmp_path) as events:
+        for event in (NodeLostEvent(node="c", ranks=[1]), RESTART):
+            events.write(event)
+    assert restarts_since_saved(tmp_path) == 0
+
+
+def test_lost_nodes_do_not_count_as_restarts(tmp_path):
+    policy = RestartPolicy(tmp_path, restarts=1)
     assert policy.may_restart("node-lost")
     assert policy.may_restart("failed")
     assert not policy.may_restart("failed")
     assert not policy.may_restart("hung")
     assert policy.may_restart("node-lost")
-
-
-def test_processes_lost_in_one_start_are_one_failure(tmp_path):
-    policy = RestartPolicy(tmp_path)
-    with Events(tmp_path) as events:
-        for event in (LOST, LOST, LOST):
-            events.write(event)
-        assert policy.may_restart("failed")
-        assert policy.pause == 0
-        for event in (RESTART, LOST, LOST):
-            events.write(event)
-        assert policy.may_restart("failed")
-        for event in (RESTART, LOST):
-            events.write(event)
-    assert not policy.may_restart("failed")
 
 
 def lost_on(node):

@@ -117,7 +117,7 @@ def test_node_where_ranks_crashed_twice_is_excluded(ray, corpus, tmp_path):
     assert excluded == [node for node in dict.fromkeys(killed) if killed.count(node) > 1]
     assert not {*excluded} & {*placed_nodes(log)[-1]}
     assert f"Node {excluded[0]} was lost, or ranks on it crashed or hung, at least twice" in log
-    assert "(restarts left: 0)" in log
+    assert "(restart 1 of 3 without a new checkpoint)" in log
 
 
 @pytest.mark.drill

@@ -78,7 +78,7 @@ class Supervisor:
         self._command = launch_command(address)
         self._config, self._run, self._change = config, Path(config.run), change
         self._wait, self._wait_again, self._machine = wait, wait_again, machine
-        self._policy = RestartPolicy(self._run, retries=config.train.restarts)
+        self._policy = RestartPolicy(self._run, restarts=config.train.restarts)
         self._attempt = Attempt.from_environment() or Attempt(secrets.token_hex(4), 0, 0)
         self._stop_signals: list[int] = []
         """Signals that requested a stop."""

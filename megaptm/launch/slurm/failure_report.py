@@ -26,6 +26,7 @@ from megaptm.resilience.events import (
     has_rolled_back,
     is_newest,
     record_events,
+    restarts_since_saved,
 )
 from megaptm.resilience.failures import ProcessExit, describe_failure, root_cause
 from megaptm.storage import write_atomically
@@ -43,7 +44,7 @@ SIGNALS["Out Of Memory"] = -signal.SIGKILL
 
 
 @click.command()
-@click.option("--restarts", default=0, help="Number of times that a job may start the processes again.")
+@click.option("--restarts", default=0, help="Number of restarts in a row without a new checkpoint (`train.restarts`).")
 @click.option("--start", default=0, help="Number of earlier starts of the processes within the job.")
 @click.option("--stopping", is_flag=True, help="The job was asked to save.")
 @click.option("--node-fault-hours", default=0.0, help="Hours for which a fault of a node counts.")
@@ -69,7 +70,7 @@ def main(
     """
     run = next(folder for folder in logs.parents if folder.name == "logs").parent
     sick = SickNodes(run, node_fault_hours, excluded.split(","))
-    policy = RestartPolicy(run, retries=0 if stopping else max(0, restarts - start))
+    policy = RestartPolicy(run, restarts=0 if stopping else restarts, used=restarts_since_saved(run))
     code = report(logs, policy, sick, start=start, stopping=stopping, idle=idle)
     if code != EXIT_RESTART:
         _exclude_nodes(sick, logs, removable=max(0, removable))
