@@ -1,22 +1,28 @@
-"""Speed of each cleaning step, and of a usual chain of steps, on one core.
+"""Speed of each cleaning step, and of a usual chain of steps, on one core; and of Dolma's taggers with such rules.
 
-    python benchmarks/clean.py [--megabytes 32] [--rounds 3]
+    python benchmarks/clean.py [--megabytes 32] [--rounds 3] [--peers FOLDER]
 
 The text is docstrings of Python and of the installed packages: prose with lists, tables and examples. It is split at
 blank lines into documents of up to 4,000 characters, about the length of web pages. The result is the best round, in
 seconds of CPU time.
+
+A tagger of Dolma measures a document by rules of the same paper, and drops nothing. Its definitions differ: for example
+it counts n-grams of all sizes before any decision, and does not cut lines.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.environments import CACHE, find_python, run_peer
 from common.options import Options
 
 from data_pipeline import clean
@@ -44,6 +50,13 @@ GOALS = {
     "tag-lists": 8,
     "tag-personal": 10,
 }
+
+TAGGERS = {
+    "gopher_v1": ("gopher-quality", "gopher-repetition"),
+    "c4_v1": ("c4-quality",),
+    "pii_regex_v2": ("scrub",),
+}
+"""Dolma's tagger -> the steps with rules of the same paper or purpose."""
 
 
 def make_documents(size: int) -> list[Document]:
@@ -83,6 +96,7 @@ def main() -> None:
     arguments = Options(__doc__)
     arguments.add("--megabytes", default=32, short=1)
     arguments.add("--rounds", default=3, short=1)
+    arguments.add_argument("--peers", type=Path, default=CACHE / "peers", help="folder of the peers' environments")
     options = arguments.read()
     pages = make_documents(options.megabytes * 1_000_000)
     print(f"{len(pages):,} documents, {sum(len(page.text) for page in pages):,} characters")
@@ -107,6 +121,22 @@ def main() -> None:
     for name, value in rates.items():
         goal = {"words": 50, "chain": 10, **GOALS}[name]
         print(f"METRIC clean_{name.replace('-', '_')}_mb_s {value:.0f} MB/s goal >={goal}")
+    if not options.short and (dolma := find_python("dolma", options.peers)):
+        compare_with_dolma(dolma, pages, rates, rounds=options.rounds)
+
+
+def compare_with_dolma(python: str, pages: list[Document], rates: dict[str, float], *, rounds: int) -> None:
+    """Print the speed of Dolma's taggers on the same pages. `rates`: megabytes per second of each of our steps."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".jsonl") as file:
+        file.writelines(json.dumps({"text": page.text}) + "\n" for page in pages)
+        file.flush()
+        seconds = run_peer(python, "dolma_taggers", file=file.name, taggers=[*TAGGERS], rounds=rounds)["seconds"]
+    megabytes = sum(len(page.text.encode()) for page in pages) / 1e6
+    for tagger, steps in TAGGERS.items():
+        own = 1 / sum(1 / rates[step] for step in steps)
+        peer = megabytes / seconds[tagger]
+        print(f"Dolma's {tagger}: {peer:.1f} MB/s; {', '.join(steps)}: {own:.0f} MB/s")
+        print(f"METRIC clean_over_dolma_{tagger} {own / peer:.1f} ratio goal >=1")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class Environment:
 
 ENVIRONMENTS = {
     "datatrove": Environment(("datatrove[processing]==0.10.1", "spacy", "orjson"), "datatrove, spacy, tokenizers"),
+    "dolma": Environment(("dolma==1.2.1",), "dolma.taggers"),
     "energon": Environment(("torch==2.13.0", "megatron-energon==7.4.1"), "megatron.energon"),
     # torchvision must be built for the same torch: both come from PyPI.
     "streaming": Environment(("torch==2.13.0", "mosaicml-streaming==0.13.0"), "streaming", find_links=False),
