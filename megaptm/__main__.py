@@ -15,23 +15,23 @@ import click
 
 from megaptm import __version__
 from megaptm.commands.allow_code import add_allow_code
-from megaptm.commands.check import check
-from megaptm.commands.checkpoint import checkpoint
-from megaptm.commands.config import config
-from megaptm.commands.corpus import corpus
-from megaptm.commands.evaluate import evaluate
-from megaptm.commands.export import export
-from megaptm.commands.families import families
+from megaptm.commands.check import check_command
+from megaptm.commands.checkpoint import checkpoint_group
+from megaptm.commands.config import config_group
+from megaptm.commands.corpus import corpus_group
+from megaptm.commands.evaluate import evaluate_command
+from megaptm.commands.export import export_group
+from megaptm.commands.families import families_command
 from megaptm.commands.family_group import FamilyGroup
-from megaptm.commands.generate import generate
-from megaptm.commands.imports import imports
-from megaptm.commands.inspect import inspect
-from megaptm.commands.launch import launch
-from megaptm.commands.plan import plan
-from megaptm.commands.report import report, watch
-from megaptm.commands.tokenizer import tokenizer
-from megaptm.commands.train import train
-from megaptm.commands.tune import tune
+from megaptm.commands.generate import generate_command
+from megaptm.commands.imports import import_group
+from megaptm.commands.inspect import inspect_command
+from megaptm.commands.launch import launch_group
+from megaptm.commands.plan import plan_command
+from megaptm.commands.report import report_command, watch_command
+from megaptm.commands.tokenizer import tokenizer_group
+from megaptm.commands.train import train_command
+from megaptm.commands.tune import tune_group
 from megaptm.commands.unknown_words import explain_unknown_word
 from megaptm.credentials import refuse_credentials_in_words
 from megaptm.errors import (
@@ -134,12 +134,24 @@ def run() -> NoReturn:
     end_now(code)
 
 
-for command in (
-    *(families, config, corpus, tokenizer, plan, check, train, launch, checkpoint),
-    *(inspect, report, watch, evaluate, generate, export, imports, tune),
-):
+COMMANDS = (families_command, config_group, corpus_group, tokenizer_group, plan_command, watch_command, import_group)
+COMMANDS_OF_RUNS = (
+    check_command,
+    train_command,
+    launch_group,
+    checkpoint_group,
+    inspect_command,
+    report_command,
+    evaluate_command,
+    generate_command,
+    export_group,
+    tune_group,
+)
+"""Commands that read runs or configs, which may name Python code."""
+
+for command in (*COMMANDS, *COMMANDS_OF_RUNS):
     main.add_command(command)
-for command in (check, train, launch, checkpoint, inspect, report, evaluate, generate, export, tune):
+for command in COMMANDS_OF_RUNS:
     add_allow_code(command)
 
 if __name__ == "__main__":

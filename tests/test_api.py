@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from torch.utils.data import DataLoader
 
 import megaptm
-from megaptm.commands.evaluate import evaluate as measure
-from megaptm.commands.generate import generate
+from megaptm.commands.evaluate import evaluate_command as measure
+from megaptm.commands.generate import generate_command
 from megaptm.config import format_override
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
@@ -58,7 +58,9 @@ def test_run_and_export_give_equal_results(models):
 
 def test_commands_accept_runs_and_exports(models):
     corpus, run, exported = models["gpt2"]
-    outputs = [CliRunner().invoke(generate, [str(folder), "--prompt", "The cat"]).output for folder in (run, exported)]
+    outputs = [
+        CliRunner().invoke(generate_command, [str(folder), "--prompt", "The cat"]).output for folder in (run, exported)
+    ]
     assert outputs[0] == outputs[1] != ""
     options = ("--corpus", str(corpus), "--rows", "2", "--sequence", "32", "--json")
     results = [json.loads(CliRunner().invoke(measure, [str(folder), *options]).stdout) for folder in (run, exported)]

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from megaptm.commands.evaluate import evaluate
-from megaptm.commands.export import export
-from megaptm.commands.imports import imports
+from megaptm.commands.evaluate import evaluate_command
+from megaptm.commands.export import export_group
+from megaptm.commands.imports import import_group
 from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stack_samples
 from megaptm.errors import UserError
@@ -31,7 +31,7 @@ def exported(request, tmp_path_factory):
     family, folder = request.param, tmp_path_factory.mktemp(request.param)
     corpus = build(write_text(folder / "tales"), folder / "corpus", family)
     run, _ = save_untrained(family, folder / "run", corpus)
-    run_command(export, "hf", run, folder / "exported")
+    run_command(export_group, "hf", run, folder / "exported")
     return family, corpus, run, folder / "exported"
 
 
@@ -60,11 +60,13 @@ def test_imported_model_has_equal_loss(exported, tmp_path):
     _, corpus, run, folder = exported
     again = tmp_path / "again"
     same = [f"data.mix={{{corpus}: 1}}", "data.sequence=32", "layout.microbatch=2"]
-    output = run_command(imports, "hf", folder, again, *same)
+    output = run_command(import_group, "hf", folder, again, *same)
     assert output.startswith(f"{folder} is step 0 of {again}")
     assert f"train {again}" in output
     assert "corpus build" not in output
-    before, after = (json.loads(run_command(evaluate, where, "--rows", "8", "--json")) for where in (run, again))
+    before, after = (
+        json.loads(run_command(evaluate_command, where, "--rows", "8", "--json")) for where in (run, again)
+    )
     assert after["losses"] == before["losses"]
     assert (before["step"], after["step"]) == (7, 0)
 
@@ -73,8 +75,8 @@ def test_imported_model_can_be_trained(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "gpt2")
     first, again, folder = tmp_path / "first", tmp_path / "again", tmp_path / "exported"
     megaptm("train", *settings("gpt2", first, corpus, "train.steps=12"))
-    run_command(export, "hf", first, folder)
-    run_command(imports, "hf", folder, again, f"data.mix={{{corpus}: 1}}", "data.sequence=32", "train.seed=5")
+    run_command(export_group, "hf", first, folder)
+    run_command(import_group, "hf", folder, again, f"data.mix={{{corpus}: 1}}", "data.sequence=32", "train.seed=5")
 
     trained = load_model(again)
     config = trained.config
@@ -95,9 +97,9 @@ def test_unilm_starts_from_bert(tmp_path):
     """arXiv:1905.03197, section 2.4: the weights are initialized from BERT."""
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
     run, _ = save_untrained("bert", tmp_path / "bert", corpus)
-    run_command(export, "hf", run, tmp_path / "exported")
+    run_command(export_group, "hf", run, tmp_path / "exported")
     again = tmp_path / "unilm"
-    output = run_command(imports, "hf", tmp_path / "exported", again, "model.family=unilm")
+    output = run_command(import_group, "hf", tmp_path / "exported", again, "model.family=unilm")
     assert "unilm/custom" in output
     initial = load_model(again).model.embed.segment.weight
     megaptm("train", *settings("unilm", again, corpus, "train.steps=1", "train.log_every=1"))
@@ -115,28 +117,28 @@ def test_failed_import_leaves_no_files(exported, tmp_path):
     ]
     for overrides, errors in cases:
         with pytest.raises(UserError, match=errors):
-            run_command(imports, "hf", folder, tmp_path / "again", *overrides)
+            run_command(import_group, "hf", folder, tmp_path / "again", *overrides)
         assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match=r"is a Hugging Face model, not a run: import it to start a run"):
         read_config(folder)
     with pytest.raises(UserError, match="is a run of megaptm: continue it with `megaptm train`"):
-        run_command(imports, "hf", run, tmp_path / "again")
+        run_command(import_group, "hf", run, tmp_path / "again")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     with pytest.raises(UserError, match="exists and is not empty"):
-        run_command(imports, "hf", folder, tmp_path / "full")
+        run_command(import_group, "hf", folder, tmp_path / "full")
 
 
 def test_corpus_with_more_ids_is_refused_on_import(tmp_path):
     small, large = (build(write_text(tmp_path / name), tmp_path / f"{name}-corpus", name) for name in ("bert", "gpt2"))
     run, _ = save_untrained("bert", tmp_path / "run", small)
-    run_command(export, "hf", run, tmp_path / "exported")
+    run_command(export_group, "hf", run, tmp_path / "exported")
     with pytest.raises(UserError, match=r"has 300 ids, more than the 150 of the model: import without data\.mix"):
-        run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", f"data.mix={{{large}: 1}}")
+        run_command(import_group, "hf", tmp_path / "exported", tmp_path / "again", f"data.mix={{{large}: 1}}")
     assert not (tmp_path / "again").exists()
     # The vocabulary of a started or imported run cannot change.
-    run_command(imports, "hf", tmp_path / "exported", tmp_path / "again")
+    run_command(import_group, "hf", tmp_path / "exported", tmp_path / "again")
     with pytest.raises(UserError, match=rf"build the corpus with tokenizer={tmp_path / 'again' / 'tokenizer'}\.$"):
         RunCorpora(read_config(tmp_path / "again", [f"data.mix={{{large}: 1}}"]))
 
@@ -144,12 +146,12 @@ def test_corpus_with_more_ids_is_refused_on_import(tmp_path):
 def test_missing_head_is_initialized_and_reported(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
     run, _ = save_untrained("bert", tmp_path / "run", corpus)
-    run_command(export, "hf", run, tmp_path / "whole")
+    run_command(export_group, "hf", run, tmp_path / "whole")
     reference = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "whole")
     reference.save_pretrained(tmp_path / "exported")
     transformers.AutoTokenizer.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "exported")
 
-    output = run_command(imports, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
+    output = run_command(import_group, "hf", tmp_path / "exported", tmp_path / "again", "train.seed=5")
     absent = "head.next-sentence.pooler, head.next-sentence.classify"
     assert f"has no {absent}: initialized from train.seed=5" in output
     again = tmp_path / "again"
@@ -176,7 +178,7 @@ def test_export_prints_how_to_load_it(tmp_path):
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "bert")
     words = "objective={replaced-token-detection: {}, next-sentence: {}}"
     run, _ = save_untrained("electra", tmp_path / "run", corpus, words)
-    lines = run_command(export, "hf", run, tmp_path / "out").splitlines()
+    lines = run_command(export_group, "hf", run, tmp_path / "out").splitlines()
     names = {"transformers": transformers}
     loaded = [type(eval(line.strip(), names)).__name__ for line in lines if line.startswith("  transformers.")]
     assert loaded[:2] == ["ElectraForPreTraining", "ElectraForMaskedLM"]
@@ -188,4 +190,4 @@ def test_full_export_folder_is_rejected_before_torch_is_loaded(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model").touch()
     with pytest.raises(UserError, match="out exists and is not empty: export to a new folder"):
-        run_command(export, "hf", tmp_path / "absent", tmp_path / "out")
+        run_command(export_group, "hf", tmp_path / "absent", tmp_path / "out")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.commands.export import export
-from megaptm.commands.generate import generate
+from megaptm.commands.export import export_group
+from megaptm.commands.generate import generate_command
 from tests import ROOT
 from tests.commands import run_command
 from tests.forked import megaptm
@@ -49,14 +49,14 @@ def test_unseen_texts_are_answered_by_task(tmp_path: Path) -> None:
     mix = f"data.mix={{{corpus}: 1}}"
     megaptm("train", ROOT / "configs/t5/tiny.yaml", f"run={run}", mix, "objective=text-to-text", *SETTINGS)
     prompts = [f"{name}: {text}" for text in held_out for name in TASKS]
-    answers = [run_command(generate, run, "--prompt", prompt).strip() for prompt in prompts]
+    answers = [run_command(generate_command, run, "--prompt", prompt).strip() for prompt in prompts]
     expected = [task(text) for text in held_out for task in TASKS.values()]
     correct = sum(answer == want for answer, want in zip(answers, expected, strict=True))
     # not all: rounding differs between CPUs, and one run in ten gets a few answers wrong
     assert correct >= 0.75 * len(expected), answers
 
-    run_command(export, "hf", run, exported)
-    assert run_command(generate, exported, "--prompt", prompts[-1]).strip() == answers[-1]
+    run_command(export_group, "hf", run, exported)
+    assert run_command(generate_command, exported, "--prompt", prompts[-1]).strip() == answers[-1]
     reference = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported)
     reading = transformers.AutoTokenizer.from_pretrained(exported)
     for prompt, answer in zip(prompts, answers, strict=True):

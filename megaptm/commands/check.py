@@ -12,14 +12,14 @@ from megaptm.commands.output import print_json
 from megaptm.errors import EXIT_USER_ERROR
 
 
-@click.command()
+@click.command("check")
 @add_job_options
 @change_option
 @click.option("--time", help="Time limit of a job, in sbatch's format: 24:00:00.")
 @click.option("--full", is_flag=True, help="Read all bytes of the corpora and of the newest checkpoint, not a sample.")
 @click.option("--only", multiple=True, metavar="TOPIC", help="Check only this topic; repeatable: --only data.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def check(as_json: bool, **arguments: Any) -> None:
+def check_command(as_json: bool, **arguments: Any) -> None:
     """Check everything that a run needs before it is queued. Starts nothing and leaves no files behind.
 
     Checks the rules of the config, memory, corpora and tokenizers, the run folder and its disk space, the tracking

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 run_argument = click.argument("run", type=click.Path(path_type=Path))
 
 
-@click.group()
-def checkpoint() -> None:
+@click.group("checkpoint")
+def checkpoint_group() -> None:
     """Look at the checkpoints of a run, tag, compare, remove or copy them."""
 
 
-@checkpoint.command("list")
+@checkpoint_group.command("list")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def list_checkpoints(run: Path, as_json: bool) -> None:
@@ -68,7 +68,7 @@ def _row(store: Store, step: int, loss: float | None) -> dict[str, Any]:
     return {"step": step, "bytes": size, "validation_loss": loss, "problem": problem}
 
 
-@checkpoint.command()
+@checkpoint_group.command()
 @run_argument
 @click.option("--step", type=int, help="Only the checkpoint of this step.  [default: all]")
 def verify(run: Path, step: int | None) -> None:
@@ -101,7 +101,7 @@ def verify(run: Path, step: int | None) -> None:
         )
 
 
-@checkpoint.command()
+@checkpoint_group.command()
 @click.argument("selected", metavar="RUN[@STEP]")
 @click.argument("name")
 @click.option("--remove", is_flag=True, help="Remove the tag; the run may then remove the checkpoint.")
@@ -127,7 +127,7 @@ def tag(selected: str, name: str, remove: bool) -> None:
         echo(f"step {step:,}: tagged {name}")
 
 
-@checkpoint.command()
+@checkpoint_group.command()
 @click.argument("a", metavar="RUN[@STEP]")
 @click.argument("b", metavar="RUN[@STEP]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
@@ -153,7 +153,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
         echo(line)
 
 
-@checkpoint.command()
+@checkpoint_group.command()
 @run_argument
 @overrides_argument
 @click.option("--yes", is_flag=True, help="Remove them without a question.")
@@ -189,7 +189,7 @@ def prune(run: Path, overrides: tuple[str, ...], yes: bool) -> None:
     echo(f"removed {len(steps)} checkpoints")
 
 
-@checkpoint.command()
+@checkpoint_group.command()
 @click.argument("selected", metavar="RUN[@STEP]")
 @click.argument("target")
 def copy(selected: str, target: str) -> None:

@@ -9,8 +9,8 @@ import click
 from megaptm.commands.options import overrides_argument
 
 
-@click.group()
-def config() -> None:
+@click.group("config")
+def config_group() -> None:
     """Describe the keys of a config, and show a complete config.
 
     \b
@@ -19,7 +19,7 @@ def config() -> None:
     """
 
 
-@config.command()
+@config_group.command()
 @click.argument("section", required=False)
 @click.option("--markdown", is_flag=True, help="Print the page docs/config.md.")
 def keys(section: str | None, markdown: bool) -> None:
@@ -56,7 +56,7 @@ def keys(section: str | None, markdown: bool) -> None:
         console.print()
 
 
-@config.command()
+@config_group.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 def show(config: Path, overrides: tuple[str, ...]) -> None:

@@ -10,8 +10,8 @@ import click
 from megaptm.commands.family_group import FamilyGroup
 
 
-@click.group(cls=FamilyGroup)
-def corpus() -> None:
+@click.group("corpus", cls=FamilyGroup)
+def corpus_group() -> None:
     """Build, inspect and verify corpora of text or images.
 
     \b
@@ -30,7 +30,7 @@ def _complete_setting(ctx: click.Context, param: click.Parameter, prefix: str) -
     return [f"{name}=" for name in build_settings() if name.startswith(prefix)]
 
 
-@corpus.command()
+@corpus_group.command()
 @click.argument(
     "words",
     nargs=-1,
@@ -68,7 +68,7 @@ def build(words: tuple[str, ...]) -> None:
     commands.build(words)
 
 
-@corpus.command()
+@corpus_group.command()
 @click.argument("folder")
 @click.option("--objective", help="Also show samples of this objective: inputs and labels.")
 @click.option("--count", type=int, default=3, show_default=True, help="Number of documents to show.")
@@ -86,7 +86,7 @@ def inspect(**options: Any) -> None:
     inspect_corpus(**options)
 
 
-@corpus.command()
+@corpus_group.command()
 @click.option(
     "--good", "good_sources", multiple=True, required=True, metavar="SOURCE", help="Good documents; may be repeated."
 )
@@ -116,7 +116,7 @@ def train_quality(good_sources: tuple[str, ...], ordinary_sources: tuple[str, ..
     commands.train_quality(good_sources, ordinary_sources, out, **options)
 
 
-@corpus.command()
+@corpus_group.command()
 @click.argument("folder")
 def verify(folder: str) -> None:
     """Compare all files of a corpus with its manifest; the exit code is 1 if one differs.

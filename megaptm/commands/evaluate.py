@@ -30,14 +30,14 @@ def _with_evaluation_options(command: Callable[..., None]) -> Callable[..., None
     return command
 
 
-@click.command(cls=FamilyCommand)
+@click.command("evaluate", cls=FamilyCommand)
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--corpus", multiple=True, help="Corpus to evaluate on, instead of the run's own; repeatable.")
 @_with_evaluation_options
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 @click.option("--ema", is_flag=True, help="Use the running mean of the weights (optimizer.ema_decay).")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
-def evaluate(
+def evaluate_command(
     model: Path,
     corpus: tuple[str, ...],
     step: int | None,

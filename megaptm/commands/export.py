@@ -11,8 +11,8 @@ from megaptm.commands.family_group import FamilyGroup
 from megaptm.commands.output import echo
 
 
-@click.group(cls=FamilyGroup)
-def export() -> None:
+@click.group("export", cls=FamilyGroup)
+def export_group() -> None:
     """Export a trained model to another format.
 
     \b
@@ -23,7 +23,7 @@ def export() -> None:
     """
 
 
-@export.command("hf")
+@export_group.command("hf")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")

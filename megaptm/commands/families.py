@@ -20,10 +20,10 @@ def _complete_family(ctx: click.Context, param: click.Parameter, prefix: str) ->
     return [name for name in FAMILIES if name.startswith(prefix)]
 
 
-@click.command()
+@click.command("families")
 @click.argument("name", required=False, shell_complete=_complete_family)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def families(name: str | None, as_json: bool) -> None:
+def families_command(name: str | None, as_json: bool) -> None:
     """List the model families: sizes, parameters, objectives and the equivalent Hugging Face model.
 
     NAME selects one family and shows the layouts of its shipped configs. For a family of your own: package.module:NAME.

@@ -12,7 +12,7 @@ from megaptm.commands.output import echo
 from megaptm.errors import printable
 
 
-@click.command()
+@click.command("generate")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option(
     "--prompt",
@@ -40,7 +40,7 @@ from megaptm.errors import printable
 )
 @click.option("--step", type=int, help="Step of the checkpoint.  [default: the newest]")
 @click.option("--ema", is_flag=True, help="Use the running mean of the weights (optimizer.ema_decay).")
-def generate(
+def generate_command(
     model: Path,
     prompt: str,
     tokens: int,

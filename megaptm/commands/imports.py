@@ -14,7 +14,7 @@ from megaptm.commands.output import echo
 
 
 @click.group("import", cls=FamilyGroup)
-def imports() -> None:
+def import_group() -> None:
     """Create a run from a model of another library.
 
     \b
@@ -23,7 +23,7 @@ def imports() -> None:
     """
 
 
-@imports.command("hf")
+@import_group.command("hf")
 @click.argument("source")
 @click.argument("run", type=click.Path(path_type=Path))
 @overrides_argument

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from megaptm.config import Config
 
 
-@click.command()
+@click.command("inspect")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1)
 @click.option("--step", type=int, help="Training step, from 1 on.  [default: the first with the run's data]")
 @click.option("--count", default=3, show_default=True, help="Number of samples to show.")
 @click.option("--split", default="train", show_default=True, help="train or validation.")
-def inspect(config: Path, overrides: tuple[str, ...], step: int | None, count: int, split: str) -> None:
+def inspect_command(config: Path, overrides: tuple[str, ...], step: int | None, count: int, split: str) -> None:
     """Show samples as a run reads them: inputs with masks, and labels.
 
     CONFIG is a YAML file or the folder of a run; OVERRIDES are KEY=VALUE.

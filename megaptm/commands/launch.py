@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from megaptm.commands.launch_ray import ray
-from megaptm.commands.launch_slurm import slurm
+from megaptm.commands.launch_ray import launch_ray_command
+from megaptm.commands.launch_slurm import launch_slurm_command
 
 
-@click.group()
-def launch() -> None:
+@click.group("launch")
+def launch_group() -> None:
     """Start a run on a cluster."""
 
 
-launch.add_command(ray)
-launch.add_command(slurm)
+launch_group.add_command(launch_ray_command)
+launch_group.add_command(launch_slurm_command)

@@ -25,7 +25,7 @@ JOB, STOP_SECONDS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_JOB_STOP_WAIT_TIME_S"
 WAIT_AGAIN_SECONDS = 300.0
 
 
-@click.command()
+@click.command("ray")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 @add_start_options
@@ -38,7 +38,7 @@ WAIT_AGAIN_SECONDS = 300.0
 )
 @machine_option(metavar="NAME", help="Machine type of the nodes; a smaller layout must then fit in its memory.")
 @click.option("--dry-run", is_flag=True, help="Only show the placement of ranks on nodes.")
-def ray(
+def launch_ray_command(
     config: Path,
     overrides: tuple[str, ...],
     address: str | None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from megaptm.config import Config
 
 
-@click.command()
+@click.command("slurm")
 @add_job_options
 @add_start_options
 @click.option(
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     help="Print the script and the faults, submit nothing; works also without Slurm or the corpora.",
 )
 @click.option("--follow/--no-follow", default=True, help="Show the output of the jobs until the run is complete.")
-def slurm(
+def launch_slurm_command(
     config: Path,
     overrides: tuple[str, ...],
     dry_run: bool,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from megaptm.plan.workload import Workload
 
 
-@click.command()
+@click.command("plan")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 @machine_option(default="a100-80g", show_default=True, help="Name in configs/machines, or a YAML file.")
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--ranks", help="Ranks of the dry run, such as 0,8,511.  [default: the first of each stage]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def plan(
+def plan_command(
     config: Path,
     overrides: tuple[str, ...],
     machine: str,

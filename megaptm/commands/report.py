@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from megaptm.report.history import History
 
 
-@click.command()
+@click.command("report")
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as one HTML page, too.")
 @click.option("--samples", default=3, show_default=True, help="Number of samples on the page of a run.")
 @click.option("--upload", is_flag=True, help="First send metrics to loggers that missed them, such as MLflow.")
-def report(runs: tuple[Path, ...], html: Path | None, samples: int, upload: bool) -> None:
+def report_command(runs: tuple[Path, ...], html: Path | None, samples: int, upload: bool) -> None:
     """Report the progress of a run: loss curve and use of time. With several runs, compare them.
 
     The curves of a run are also written to its folder as a picture. The page has them with marks for restarts, changes
@@ -67,10 +67,10 @@ def _samples(history: History, count: int) -> tuple[list[tuple[str, Text]], str]
         return [], f"There are no samples here: {error}"
 
 
-@click.command()
+@click.command("watch")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--seconds", default=2.0, show_default=True, help="Seconds between two looks at the run.")
-def watch(run: Path, seconds: float) -> None:
+def watch_command(run: Path, seconds: float) -> None:
     """Watch a run in the terminal: progress, loss curves and events, until its job ends.
 
     \b

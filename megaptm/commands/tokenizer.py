@@ -10,8 +10,8 @@ import click
 KINDS = ("bpe", "byte-bpe", "char-bpe", "wordpiece", "unigram", "words")
 
 
-@click.group()
-def tokenizer() -> None:
+@click.group("tokenizer")
+def tokenizer_group() -> None:
     """Train a tokenizer, to share it between corpora.
 
     \b
@@ -19,7 +19,7 @@ def tokenizer() -> None:
     """
 
 
-@tokenizer.command()
+@tokenizer_group.command()
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, help="Output folder, which `transformers.AutoTokenizer` can load too.")
 @click.option("--kind", type=click.Choice(KINDS), default="byte-bpe", show_default=True, help="Algorithm.")

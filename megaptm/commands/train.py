@@ -10,11 +10,11 @@ import click
 from megaptm.commands.options import add_start_options, overrides_argument, read_branch
 
 
-@click.command()
+@click.command("train")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 @add_start_options
-def train(
+def train_command(
     config: Path,
     overrides: tuple[str, ...],
     change: bool,

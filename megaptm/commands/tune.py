@@ -18,8 +18,8 @@ PICTURE = "report/lr-range.png"
 POSITIVE = FiniteNumber(min=0, min_open=True)
 
 
-@click.group()
-def tune() -> None:
+@click.group("tune")
+def tune_group() -> None:
     """Choose a setting by short runs.
 
     \b
@@ -27,7 +27,7 @@ def tune() -> None:
     """
 
 
-@tune.command()
+@tune_group.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 @click.option("--steps", type=click.IntRange(min=20), default=200, show_default=True, help="Number of steps.")

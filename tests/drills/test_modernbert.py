@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import megaptm
-from megaptm.commands.evaluate import evaluate
-from megaptm.commands.export import export
+from megaptm.commands.evaluate import evaluate_command
+from megaptm.commands.export import export_group
 from tests.drills.killed_runs import children_seconds, command
 from tests.drills.program import finish
 from tests.drills.tiny_corpora import tiny_config
@@ -32,10 +32,10 @@ def test_run_learns_in_a_minute_and_auto_classes_load_its_export(
     done = finish("train", str(tiny_config("modernbert")), f"run={run}", "train.threads=1", seconds=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert children_seconds() - before < CPU_SECONDS
-    loss = json.loads(command(evaluate, str(run), "--rows", "512", "--json"))["losses"]["mlm"]
+    loss = json.loads(command(evaluate_command, str(run), "--rows", "512", "--json"))["losses"]["mlm"]
     assert loss["model"] < loss["unigram"] - 1.0
 
-    command(export, "hf", str(run), str(out))
+    command(export_group, "hf", str(run), str(out))
     model, tokenizer = transformers.AutoModelForMaskedLM.from_pretrained(out), transformers.AutoTokenizer
     ids = tokenizer.from_pretrained(out)("import [MASK]\n\ndef function(self):\n    return self", return_tensors="pt")
     with torch.inference_mode():

@@ -16,8 +16,8 @@ import torch
 
 import megaptm
 from megaptm.batch import IGNORED, MicroBatch
-from megaptm.commands.evaluate import evaluate
-from megaptm.commands.export import export
+from megaptm.commands.evaluate import evaluate_command
+from megaptm.commands.export import export_group
 from megaptm.config import Config, load
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import as_tensors, stack_samples
@@ -96,7 +96,7 @@ def finished(
     loaded = megaptm.load(run)
     # As many as are evaluated: the unigram loss of all samples takes longer than the model.
     monkeypatch_module.setattr("megaptm.inference.evaluate.COUNTED_SAMPLES", ROWS)
-    report = json.loads(command(evaluate, str(run), "--rows", str(ROWS), "--json"))
+    report = json.loads(command(evaluate_command, str(run), "--rows", str(ROWS), "--json"))
     return FinishedRun(
         loaded=loaded,
         validations=[*{record["step"]: record for record in read_metrics(run) if "validation/loss" in record}.values()],
@@ -228,10 +228,10 @@ def test_export_matches_transformers(finished: FinishedRun, tmp_path: Path) -> N
     run, family, out = finished.loaded.folder, finished.spec.family, tmp_path / "exported"
     if not has_hf_counterpart(finished.spec):
         with pytest.raises(UserError, match="has no counterpart at Hugging Face"):
-            command(export, "hf", str(run), str(out))
+            command(export_group, "hf", str(run), str(out))
         assert not out.exists()
         return
-    command(export, "hf", str(run), str(out))
+    command(export_group, "hf", str(run), str(out))
     hf_model = reload(out, ignored_prefix="discriminator_predictions." if family.name == "deberta-v3" else "-")
 
     text = Path(os.__file__).read_text(encoding="utf-8")[:5000]

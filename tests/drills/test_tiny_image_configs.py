@@ -18,8 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 import megaptm
-from megaptm.commands.evaluate import evaluate
-from megaptm.commands.export import export
+from megaptm.commands.evaluate import evaluate_command
+from megaptm.commands.export import export_group
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.vit.spec import IMAGE, PATCH
@@ -82,7 +82,7 @@ def finished(request: pytest.FixtureRequest, documented_corpora: Callable[[str],
             spent.cpu += kill_half_way(family, run, seconds=MAX_SECONDS)
             done = finish("train", str(run), *RESUMED_LAYOUTS[family], THREADS, seconds=MAX_SECONDS)
             assert done.returncode == 0, done.stdout + done.stderr
-        report = json.loads(command(evaluate, str(run), *more, "--json"))
+        report = json.loads(command(evaluate_command, str(run), *more, "--json"))
         loaded = megaptm.load(run.resolve())
     by_step = {record["step"]: record for record in read_metrics(run) if "validation/loss" in record}
     return FinishedImageRun(loaded, [*by_step.values()], report)
@@ -133,7 +133,9 @@ def test_retrieved_texts_do_not_lower_retrieval(finished: FinishedImageRun) -> N
         patch.chdir(folder)
         done = finish("train", f"configs/{RETRIEVED}.yaml", THREADS, seconds=MAX_SECONDS)
         assert done.returncode == 0, done.stdout + done.stderr
-        with_retrieved = json.loads(command(evaluate, f"runs/{RETRIEVED.replace('/', '-')}", "--json"))["retrieval"]
+        with_retrieved = json.loads(command(evaluate_command, f"runs/{RETRIEVED.replace('/', '-')}", "--json"))[
+            "retrieval"
+        ]
     max_shares = max_retrieval(folder / "corpora/shapes-bpe")
     alone = finished.report["retrieval"]
     print(f"maximum: {max_shares}; alone: {alone}; with retrieved texts: {with_retrieved}")
@@ -161,10 +163,10 @@ def test_export_matches_transformers(finished: FinishedImageRun, tmp_path: Path)
     run, out = finished.loaded.folder, tmp_path / "exported"
     if finished.family not in ("vit", "clip"):
         with pytest.raises(UserError, match="has no counterpart at Hugging Face"):
-            command(export, "hf", str(run), str(out))
+            command(export_group, "hf", str(run), str(out))
         assert not out.exists()
         return
-    command(export, "hf", str(run), str(out))
+    command(export_group, "hf", str(run), str(out))
     hf_model, images = reload(out), held_out_images(finished.loaded, tmp_path)
     opened_images = [Image.open(path).convert("RGB") for path in images]
     pixels = transformers.AutoImageProcessor.from_pretrained(out)(opened_images, return_tensors="pt")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import megaptm
-from megaptm.commands.evaluate import evaluate
+from megaptm.commands.evaluate import evaluate_command
 from megaptm.families import LAYERLESS
 from megaptm.families.word_vectors.commands import export_command
 from megaptm.families.word_vectors.vectors import WordVectors
@@ -81,7 +81,7 @@ def test_digits_are_near_each_other(finished: FinishedWordRun) -> None:
 
 
 def test_evaluate_reports_neighbors(finished: FinishedWordRun) -> None:
-    report = json.loads(command(evaluate, str(finished.run), "--word", "self", "--json"))
+    report = json.loads(command(evaluate_command, str(finished.run), "--word", "self", "--json"))
     assert [*report["nearest"]["self"]] == [word for word, _ in finished.vectors.nearest("self")]
 
 

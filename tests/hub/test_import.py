@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 import megaptm
 from megaptm.checkpoint.store import Store
-from megaptm.commands.export import export
-from megaptm.commands.imports import imports
+from megaptm.commands.export import export_group
+from megaptm.commands.imports import import_group
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.families.longformer.spec import WindowSpec
@@ -60,7 +60,7 @@ def test_differing_dropouts_are_reported(
     bart: Path, tmp_path: Path, rates: dict[str, float], overrides: list[str], message: str | None
 ) -> None:
     set_config(bart, **rates)
-    first, *_ = run_command(imports, "hf", bart, tmp_path / "run", *overrides).splitlines()
+    first, *_ = run_command(import_group, "hf", bart, tmp_path / "run", *overrides).splitlines()
     if message is None:
         assert first.startswith(f"{bart} is step 0 of {tmp_path}/run")
     else:
@@ -76,7 +76,7 @@ def roberta(tmp_path_factory: pytest.TempPathFactory) -> ExportedTiny:
 @pytest.mark.parametrize(("family", "context"), [("longformer", 4096), ("bigbird", 4096)])
 def test_sparse_model_from_roberta(family: str, context: int, roberta: ExportedTiny, tmp_path: Path) -> None:
     """The command initializes a Longformer or BigBird."""
-    run_command(imports, "hf", roberta.folder, tmp_path / "run", f"model.family={family}")
+    run_command(import_group, "hf", roberta.folder, tmp_path / "run", f"model.family={family}")
     loaded = megaptm.load(tmp_path / "run")
     assert (loaded.spec.name, loaded.spec.context) == (family, context)
     assert loaded.model.embed.token.weight.equal(roberta.model.embed.token.weight)
@@ -84,7 +84,7 @@ def test_sparse_model_from_roberta(family: str, context: int, roberta: ExportedT
 
 def test_led_from_bart(bart: Path, tmp_path: Path) -> None:
     """The default sequence length is the number of decoder positions."""
-    run_command(imports, "hf", bart, tmp_path / "run", "model.family=led")
+    run_command(import_group, "hf", bart, tmp_path / "run", "model.family=led")
     loaded = megaptm.load(tmp_path / "run")
     assert (loaded.spec.name, loaded.spec.context, loaded.config.data.sequence) == ("led", 16_384, 24)
 
@@ -92,7 +92,7 @@ def test_led_from_bart(bart: Path, tmp_path: Path) -> None:
 def test_unimo_from_roberta(roberta: ExportedTiny, tmp_path: Path) -> None:
     """UNIMO is initialized from RoBERTa; the detector is an override, since the files have none."""
     overrides = ["model.family=unimo", "model.detector=[24, 17]"]
-    first, second, *_ = run_command(imports, "hf", roberta.folder, tmp_path / "run", *overrides).splitlines()
+    first, second, *_ = run_command(import_group, "hf", roberta.folder, tmp_path / "run", *overrides).splitlines()
     assert "has no embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
     assert second.startswith(f"{roberta.folder} is step 0 of {tmp_path}/run (unimo/custom")
     config = load(tmp_path / "run/config.yaml")
@@ -114,7 +114,7 @@ def test_unimo_from_roberta(roberta: ExportedTiny, tmp_path: Path) -> None:
 def test_led_context_and_window(bart: Path, tmp_path: Path) -> None:
     """BART's 24 positions are repeated, and the run continues with any window."""
     overrides = ["model.family=led", "model.context=60", "model.attention.window=[8, 4]"]
-    run_command(imports, "hf", bart, tmp_path / "run", *overrides)
+    run_command(import_group, "hf", bart, tmp_path / "run", *overrides)
     loaded, imported = megaptm.load(tmp_path / "run"), from_hugging_face(bart)
     assert (loaded.spec.context, loaded.spec.context_of("decoder")) == (60, 24)
     assert loaded.spec.family.first_block.attentions == (WindowSpec(window=8), WindowSpec(window=4))
@@ -166,9 +166,9 @@ def test_unused_pooler_round_trip(tmp_path: Path) -> None:
     exported = export_tiny("bigbird", tmp_path, vocabulary=300)
     reference = transformers.BigBirdForMaskedLM.from_pretrained(exported.folder)
     reference.save_pretrained(tmp_path / "theirs")
-    output = run_command(imports, "hf", tmp_path / "theirs", tmp_path / "run", "--tokenizer", exported.folder)
+    output = run_command(import_group, "hf", tmp_path / "theirs", tmp_path / "run", "--tokenizer", exported.folder)
     assert "has weights that no objective here trains: bert.pooler.bias, bert.pooler.weight" in output
-    run_command(export, "hf", tmp_path / "run", tmp_path / "again")
+    run_command(export_group, "hf", tmp_path / "run", tmp_path / "again")
     state = load_file(tmp_path / "again/model.safetensors")
     assert state["bert.pooler.weight"].equal(reference.bert.pooler.weight)
     assert all(state[name].equal(tensor) for name, tensor in load_file(tmp_path / "theirs/model.safetensors").items())
@@ -177,16 +177,16 @@ def test_unused_pooler_round_trip(tmp_path: Path) -> None:
 def test_import_without_tokenizer(tmp_path: Path) -> None:
     exported = export_tiny("gpt2", tmp_path, vocabulary=300)
     source = save_as("GPT2LMHeadModel", exported.folder, tmp_path / "theirs")
-    output = run_command(imports, "hf", source, tmp_path / "run")
+    output = run_command(import_group, "hf", source, tmp_path / "run")
     assert "tokenizer=FOLDER_OF_ITS_TOKENIZER" in output
     assert not (tmp_path / "run/tokenizer").exists()
     checkpoint = Store(tmp_path / "run").load(0)
     refuse_other_model(checkpoint, compatibility(from_hugging_face(source).spec, exported.tokenizer.fingerprint))
-    message = run_command(export, "hf", tmp_path / "run", tmp_path / "again")
+    message = run_command(export_group, "hf", tmp_path / "run", tmp_path / "again")
     assert not (tmp_path / "again/tokenizer.json").exists()
     assert "AutoTokenizer" not in message
     assert "warning: the run has no tokenizer yet, so the export has none" in message
-    run_command(imports, "hf", source, tmp_path / "other", "--tokenizer", exported.folder)
+    run_command(import_group, "hf", source, tmp_path / "other", "--tokenizer", exported.folder)
     assert megaptm.load(tmp_path / "other").tokenizer.fingerprint == exported.tokenizer.fingerprint
     with pytest.raises(UserError, match=r"has no tokenizer.json: copy the model's tokenizer into the folder"):
         megaptm.load(source)
@@ -195,7 +195,7 @@ def test_import_without_tokenizer(tmp_path: Path) -> None:
 def test_initialized_mask_decoder_is_reported(tmp_path: Path) -> None:
     exported = export_tiny("deberta-v2", tmp_path, vocabulary=300)
     source = save_as("DebertaV2ForMaskedLM", exported.folder, tmp_path / "theirs")
-    first, *_ = run_command(imports, "hf", source, tmp_path / "run", "--tokenizer", exported.folder).splitlines()
+    first, *_ = run_command(import_group, "hf", source, tmp_path / "run", "--tokenizer", exported.folder).splitlines()
     assert first == (
         f"{source} has no encoder.place_table: transformers has no mask decoder, but megaptm's deberta-v2 has "
         "one. It is initialized anew, so logits of masked tokens differ from transformers"

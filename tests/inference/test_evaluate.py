@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
 
-from megaptm.commands.evaluate import evaluate as command
+from megaptm.commands.evaluate import evaluate_command as command
 from megaptm.config import load
 from megaptm.data import open_mix
 from megaptm.data.loader import as_tensors, stack_samples

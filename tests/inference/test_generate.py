@@ -7,7 +7,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from megaptm.commands.generate import generate as command
+from megaptm.commands.generate import generate_command as command
 from megaptm.errors import UserError, printable
 from megaptm.inference.generate import (
     Sampler,

@@ -6,7 +6,7 @@ import shlex
 import pytest
 import yaml
 
-from megaptm.commands.launch_ray import ray as command
+from megaptm.commands.launch_ray import launch_ray_command as command
 from tests import ROOT
 
 CLUSTER = ROOT / "cluster"

@@ -11,7 +11,7 @@ import termios
 import pytest
 from click.testing import CliRunner
 
-from megaptm.commands.generate import generate
+from megaptm.commands.generate import generate_command
 from megaptm.config import load
 from megaptm.launch.ray.supervisor import launch_command
 from megaptm.report.terminal import (
@@ -131,7 +131,7 @@ def test_next_commands_can_be_pasted(family, objective, last, corpora, tmp_path,
     there = next_commands(config, tokenizer, done=False, start=launch_command("10.0.0.1:6379"))
     assert shlex.split(there[0])[program:] == ["launch", "ray", "--address", "10.0.0.1:6379", "runs/it's #1; $HOME"]
     if last == "generate":
-        result = CliRunner().invoke(generate, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
+        result = CliRunner().invoke(generate_command, [*words[2][1:], "--tokens", "3"], catch_exceptions=False)
         assert result.exit_code == 0
         assert result.output.strip()
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.store import Store
-from megaptm.commands.train import train
+from megaptm.commands.train import train_command
 from megaptm.config import load
 from megaptm.config.changes import find_changes
 from megaptm.config.learning_rate import learning_rate_at
@@ -367,7 +367,7 @@ def test_longer_run_without_a_rate_jump_needs_no_choice(tmp_path, schedule):
 
 def test_example_in_train_help_continues_at_the_last_rate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second = [shlex.split(line)[3:] for line in train.help.splitlines() if " megaptm train " in line][:2]
+    first, second = [shlex.split(line)[3:] for line in train_command.help.splitlines() if " megaptm train " in line][:2]
     run = start_run(absolute_paths(load(TINY, first)), step=200, ids={})
     config = read_config(run, second)
     prepare(config)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.commands.export import export
+from megaptm.commands.export import export_group
 from megaptm.config import config_to_yaml, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.models.initial import init_weights
@@ -66,7 +66,7 @@ def test_checkpoint_has_all_weights(saved):
 def test_exported_logits_equal_transformers(saved, tmp_path):
     transformers = pytest.importorskip("transformers")
     run, model = saved
-    done = CliRunner().invoke(export, ["hf", str(run), str(tmp_path / "out")], catch_exceptions=False)
+    done = CliRunner().invoke(export_group, ["hf", str(run), str(tmp_path / "out")], catch_exceptions=False)
     assert done.output.startswith(f"step 7 of {run} is in {tmp_path / 'out'}; in Python:\n")
     assert f"transformers.GPT2LMHeadModel.from_pretrained('{tmp_path / 'out'}')" in done.output
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
