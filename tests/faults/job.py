@@ -29,7 +29,7 @@ HANG_SECONDS = 10.0
 SETTINGS = (
     *("model.dropout=0.1", "train.batch=48", "train.steps=1000000", "optimizer.decay=constant"),
     *("optimizer.warmup_steps=10", "data.workers=1", "data.max_cache_bytes=200000", "data.timeout_seconds=120"),
-    *(f"checkpoint.every={SAVE_EVERY}", "checkpoint.keep=4"),
+    *(f"checkpoint.every={SAVE_EVERY}", "checkpoint.keep=4", "train.restarts=3"),
     *(f"train.hang_seconds={HANG_SECONDS}", "train.validate_every=null", "train.check_replicas_every=5"),
     # Only NaN and noise are spikes: at a constant rate the gradients of a long run on a small corpus have spikes, too.
     "train.spikes={action: roll-back, sigmas: 100, window: 64}",
