@@ -372,13 +372,6 @@ def test_modules_without_torch():
     assert done.returncode == 0, done.stderr
 
 
-def test_engine_imports_no_loggers():
-    """megaptm.track imports the loggers of a run, in one rank. megaptm.parallel hides them from megatron-core."""
-    code = "import sys, megaptm.parallel.build; print({'wandb', 'tensorboard'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("set()\n", 0), done.stderr
-
-
 def test_children_do_not_search_the_working_directory():
     """`python_path.module_command` starts them with -P: the working directory may be a received folder."""
     command = re.compile(r'sys\.executable,\s*"-(?!P")')

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -119,6 +119,13 @@ class Model(UsesContextRanks, nn.Module):
                 read.read |= {reading.layer}
         if self.chunk.last or self.chunk.heads:
             self.head = build_heads(spec, self.chunk.heads)
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> Self:
+        """Replace the tensors by uninitialized ones on a device.
+
+        `nn.Module` calls an operator that is written in Python for the meta device, and for which torch imports SymPy.
+        """
+        return self._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device=device), recurse)
 
     def keep_layers(self, layers: Mapping[str, Iterable[int]]) -> None:
         """Keep the outputs of layers in forward passes, for `states`. `layers`: stack -> layer indices."""

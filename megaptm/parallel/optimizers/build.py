@@ -26,6 +26,7 @@ from megaptm.models.mup import mup_factors
 from megaptm.parallel.full_sharding import is_sharded, own_range
 from megaptm.parallel.groups import DTYPES
 from megaptm.parallel.model import ParallelModel
+from megaptm.parallel.optimizers.eager import without_compiler
 from megaptm.parallel.optimizers.optimizer import Optimizer
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import build_offloaded, find_rule
@@ -33,6 +34,7 @@ from megaptm.parallel.optimizers.sharded import ShardedOptimizer
 from megaptm.parallel.split import Placement
 
 
+@without_compiler()
 def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimizer:
     """Build the optimizer of this rank's parameters.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from megaptm.config import OptimizerConfig
 from megaptm.parallel.collectives import copy_to_host
 from megaptm.parallel.groups import device
+from megaptm.parallel.optimizers.eager import without_compiler
 from megaptm.parallel.optimizers.offloaded_adamw import MOMENTS, OffloadedAdamW
 from megaptm.parallel.optimizers.part import TensorPart
 from megaptm.parallel.optimizers.rules import EMA, refuse_other_state
@@ -102,7 +103,8 @@ class Optimizer:
 
     def step(self) -> None:
         """Update the weights. Call `gradient_norm` first, which prepares the gradients."""
-        self.megatron.step_with_ready_grads()
+        with without_compiler():
+            self.megatron.step_with_ready_grads()
         if self.unchecked:
             self.unchecked[:] = refuse_other_state(self.rule, self.unchecked, self.settings)
         if self.settings.ema_decay is not None:
