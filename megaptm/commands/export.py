@@ -64,14 +64,16 @@ def hugging_face(
     from megaptm.hub.huggingface import to_hugging_face
     from megaptm.hub.import_run import UNUSED
     from megaptm.hub.push import CARD, model_card, push_folder
+    from megaptm.hub.untrained import list_untrained_heads
     from megaptm.run.checkpoint import open_checkpoint
 
     tell("reading and writing the weights")
     checkpoint = open_checkpoint(run, step=step, ema=ema)
     has_tokenizer = checkpoint.tokenizer.exists()
+    weights = checkpoint.mean_weights(average)
     exported = to_hugging_face(
         checkpoint.spec,
-        checkpoint.mean_weights(average),
+        weights,
         checkpoint.tokenizer if has_tokenizer or checkpoint.step else None,
         folder,
         dtype=getattr(torch, dtype),
@@ -89,6 +91,12 @@ def hugging_face(
         echo(f"  transformers.{name}.from_pretrained({str(folder / subfolder)!r})")
     if exported.left_out:
         echo(f"not exported, because these classes have no such head: {', '.join(exported.left_out)}")
+    config = checkpoint.config
+    untrained = list_untrained_heads(
+        checkpoint.spec, weights, losses=config.built_objective.losses, seed=config.train.seed
+    )
+    if untrained := [head for head in untrained if head not in exported.left_out]:
+        echo(f"warning: no loss has trained {', '.join(untrained)}: these weights are the initial ones")
     if family.has_tokens and not has_tokenizer:
         echo("warning: the run has no tokenizer yet, so the export has none: save the model's tokenizer in the folder")
     for warning in exported.warnings:

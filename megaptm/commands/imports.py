@@ -77,6 +77,9 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     if imported.differing_dropouts:
         rates = " and ".join(imported.differing_dropouts)
         echo(f"{source} was trained with {rates}: here one rate applies to all, model.dropout={config.model.dropout}")
+    if imported.other_ids:
+        until_then = "" if (run / "tokenizer").exists() else "; until there is one, they are those of the paper"
+        echo(f"{source} has {', '.join(imported.other_ids)}: a run takes special ids from its tokenizer{until_then}")
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"
     echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")

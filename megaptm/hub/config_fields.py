@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from megaptm.errors import UserError
 from megaptm.hub.counterpart import FFN_RATIO, LEGACY_FIELDS, MAX_VALUE, Counterpart, is_count, is_number
 from megaptm.hub.folder import CONFIG
-from megaptm.hub.rope import ROPE_FORM, ROPE_PARAMETERS, are_rope_parameters, rope_options, rope_parameters
+from megaptm.hub.rope import ROPE_PARAMETERS, rope_options, rope_parameters, rope_problem
 from megaptm.spec import ModelSpec, Size, attention_options, change, with_attention_options
 
 STACK_VALUES = ("layers", "width", "heads", "ffn")
@@ -101,13 +101,17 @@ def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
         case "tied":
             expected, is_valid = "true or false", type(value) is bool
         case name if name == ROPE_PARAMETERS:
-            expected, is_valid = ROPE_FORM, are_rope_parameters(value)
+            if problem := rope_problem(value):
+                raise UserError(f"{CONFIG}: {field}{problem}.")
+            return value
         case "norm_eps":
             expected, is_valid = "a number between 0 and 1", is_number(value) and 0 < value < 1
         case _:
             expected, is_valid = f"an integer from 1 to {MAX_VALUE:,}", is_count(value)
     if not is_valid:
-        raise UserError(f"{CONFIG}: {field} is {str(value)[:40]!r}; it must be {expected}.")
+        raise UserError(
+            f"{CONFIG}: {field} is {str(value)[: 200 if isinstance(value, Mapping) else 40]!r}; it must be {expected}."
+        )
     return value
 
 

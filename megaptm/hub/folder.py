@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
+QUANTIZATION = "quantization_config"
+"""Field of a config that names how the weights are quantized."""
 # Fields with which `transformers` would run code of the folder, if allowed.
 CODE_FIELDS = ("auto_map", "custom_pipelines")
 JSON_FILES = (CONFIG, "tokenizer_config.json")
@@ -49,6 +52,12 @@ def check_folder(folder: Path) -> None:
                 f"{folder / name}: {field} names code in the model's folder, which megaptm never runs; give a model "
                 "whose class is part of transformers."
             )
+        if name == CONFIG and (quantization := content.get(QUANTIZATION)):
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+            raise UserError(
+                f"{folder / name}: {QUANTIZATION} is of method {str(method)[:40]!r}; a quantized model cannot be "
+                "trained. Use the model before quantization."
+            )
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -76,6 +85,16 @@ def _weight_files(folder: Path) -> list[Path]:
         raise UserError(
             f"{folder} has no {WEIGHTS}, only pickled weights, which can run code when they are loaded; "
             + CONVERT_REMEDY.format(folder)
+        )
+    other_files = sorted(file.name for file in folder.glob("*.safetensors"))
+    if (folder / ADAPTER).is_file() or other_files == ["adapter_model.safetensors"]:
+        raise UserError(
+            f"{folder} has no {WEIGHTS}, only an adapter: merge it into its model with `merge_and_unload` of peft, and "
+            "save that with `save_pretrained`."
+        )
+    if other_files:
+        raise UserError(
+            f"{folder} has no {WEIGHTS} and no {INDEX}, which names its parts ({other_files[0]}): add the file."
         )
     raise UserError(f"{folder} has no {WEIGHTS}: give a model saved as safetensors, as `save_pretrained` does.")
 

@@ -48,6 +48,8 @@ FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
 SAME_IDS = {"cls_token_id": "bos_token_id", "sep_token_id": "eos_token_id"}
 """Names of token ids in a few configs, with the usual name of the id of the same token."""
 SPECIAL_IDS = (*ROLES, "decoder_start_token_id", *FORCED_IDS)
+ID_FIELDS = (*SPECIAL_IDS, *SAME_IDS)
+"""Fields of a config for special ids."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def to_hugging_face(
         # The stack that reads sampled tokens is the main model; the other stacks are written to subfolders.
         stacks = {"." if stack in spec.family.sampled else stack: stack for stack in spec.family.stacks}
         models = {subfolder: split_stack(spec, weights, stack) for subfolder, stack in stacks.items()}
-    start = training_objective.task_for_prompt(next(iter(training_objective.prompts), "text")).decoder_start
+    start = _decoder_start(training_objective)
     converted = {subfolder: _convert_model(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
@@ -216,12 +218,38 @@ def from_hugging_face(
     model = replace(
         imported_model(counterpart, spec, state, where),
         text_end=_text_end_id(counterpart, config),
+        special_ids=_special_id_fields(counterpart, config),
         differing_dropouts=_differing_dropouts(counterpart, spec, config),
         settable_keys=_settable_keys(counterpart, spec),
     )
     folder = source if isinstance(source, Path) else None
     model = counterpart.complete_model(model, folder)
     return _join_stacks(model, counterpart, folder) if counterpart.stack and folder is not None else model
+
+
+def _special_id_fields(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a config for special ids, without those that are null or, in a few files, -1."""
+    fields = flatten_sections(counterpart, config)
+    return {
+        name: value
+        for name, value in fields.items()
+        if name.rpartition(".")[2] in ID_FIELDS and value not in (None, -1)
+    }
+
+
+def special_ids_of_export(spec: ModelSpec, tokenizer: Tokenizer | None, objective: BaseObjective) -> dict[str, Any]:
+    """Return the special ids in config.json of an exported model."""
+    if spec.family.sampled:
+        spec, _ = split_stack(spec, {}, next(stack for stack in spec.family.stacks if stack in spec.family.sampled))
+    counterpart = find_counterpart(spec)
+    if tokenizer is not None and spec.family.has_tokens:
+        tokenizer = export_tokenizer(tokenizer, spec, objective=objective, sequence=spec.context)
+    special = _special_ids(counterpart, spec, tokenizer, _decoder_start(objective))
+    return _special_id_fields(counterpart, hugging_face_config(spec, **special).to_dict())
+
+
+def _decoder_start(objective: BaseObjective) -> tuple[str, ...]:
+    return objective.task_for_prompt(next(iter(objective.prompts), "text")).decoder_start
 
 
 def _text_end_id(counterpart: Counterpart, config: Mapping[str, Any]) -> int | None:
@@ -252,7 +280,7 @@ def _join_stacks(model: ImportedModel, counterpart: Counterpart, folder: Path) -
     weights = join_weights(family, {stack: part.weights for stack, part in parts.items()}, str(folder))
     absent = rename_to_full(family, {stack: part.absent for stack, part in parts.items()})
     own = {f"{stack}/{name}": tensor for stack in other_stacks for name, tensor in parts[stack].unused.items()}
-    return ImportedModel(spec, weights, absent, {**model.unused, **own})
+    return ImportedModel(spec, weights, absent, {**model.unused, **own}, special_ids=model.special_ids)
 
 
 def _differing_dropouts(counterpart: Counterpart, spec: ModelSpec, config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,13 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, config_to_yaml, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
-from megaptm.hub.config_fields import SHARING_VALUES
+from megaptm.hub.config_fields import SHARING_VALUES, config_values
 from megaptm.hub.counterpart import LEGACY_END_ID, MAX_VALUE, Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS, import_options
 from megaptm.hub.download import find_or_download
 from megaptm.hub.folder import CONFIG as HF_CONFIG
 from megaptm.hub.folder import REMEDY
-from megaptm.hub.huggingface import from_hugging_face
+from megaptm.hub.huggingface import from_hugging_face, special_ids_of_export
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.labels import read_labels
 from megaptm.hub.library import transformers
@@ -86,6 +87,8 @@ class ImportedRun:
     """Parameters of the imported model that megaptm does not use: `ImportedModel.unused`."""
     decoders: tuple[str, ...] = ()
     """Modules of mask decoders that the imported model lacks, which are initialized."""
+    other_ids: tuple[str, ...] = ()
+    """Special ids in config.json that an export of the run does not have: `_list_other_ids`."""
 
 
 def import_run(
@@ -113,8 +116,24 @@ def import_run(
     if context not in (None, model.spec.context):
         model = _with_context(model, context)
     model, decoders = _with_mask_decoder(model)
-    config = write_run(run, source, _default_values(model, run), overrides, model, model_tokenizer)
-    return ImportedRun(config, model.newly_initialized, model.differing_dropouts, (*model.unused,), decoders)
+    values = _default_values(model, run)
+    _check_expressed(model.spec, UncheckedConfig.from_mapping(values).load())
+    config = write_run(run, source, values, overrides, model, model_tokenizer)
+    other_ids = _list_other_ids(model, model_tokenizer, config)
+    return ImportedRun(config, model.newly_initialized, model.differing_dropouts, (*model.unused,), decoders, other_ids)
+
+
+def _list_other_ids(model: ImportedModel, tokenizer: Tokenizer | None, config: Config) -> tuple[str, ...]:
+    """Return the special ids in config.json that differ from those of an export, as `eos_token_id 7 (here 2)`."""
+    try:
+        exported = special_ids_of_export(model.spec, tokenizer, config.built_objective)
+    except UserError:  # a model that cannot be exported
+        return ()
+    return tuple(
+        f"{name} {json.dumps(value)[:40]} (here {json.dumps(exported.get(name))})"
+        for name, value in model.special_ids.items()
+        if value != exported.get(name)
+    )
 
 
 def _with_context(model: ImportedModel, context: int) -> ImportedModel:
@@ -302,15 +321,33 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     default_block, block = TABLES[spec.name].first_block, spec.family.first_block
     sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
     model |= {name: value for name, value in sharing.items() if value != getattr(default_block.sharing, name)}
-    options = attention_options(default_block)
-    if changed := {name: value for name, value in attention_options(block).items() if value != options.get(name)}:
-        model["attention"] = changed
+    tables = TABLES[spec.name].stacks
+    changed = {
+        name: value
+        for stack, own in spec.family.stacks.items()
+        for name, value in attention_options(own).items()
+        if value != attention_options(tables[stack]).get(name)
+    }
+    model |= {"attention": changed} if changed else {}
     default_objective, objective = TABLES[spec.name].objectives[0], _choose_objective(imported)
     values: dict[str, Any] = {} if objective == default_objective else {"objective": objective}
     sequence = min(MAX_SEQUENCE, *map(spec.context_of, spec.family.stacks))
     data: dict[str, Any] = {"mix": {str(run / "corpus"): 1.0}, "sequence": sequence}
     values = {"run": str(run), "model": model, "data": data, **values, **RECIPE}
     return _find_counterpart(spec).complete_config(imported, values)
+
+
+def _check_expressed(spec: ModelSpec, config: Config) -> None:
+    """Raise UserError if a run's config describes another model than the imported one: not every value of config.json
+    has a key."""
+    counterpart = _find_counterpart(spec)
+    imported, own = (config_values(counterpart, each) for each in (spec, resolve_model(config)))
+    if lost := [
+        f"{name} is {value} (a run of {spec.name} has {own[name]})"
+        for name, value in imported.items()
+        if value != own[name]
+    ]:
+        raise UserError(f"{HF_CONFIG}: {'; '.join(lost)}, for which a run has no key; the model cannot be trained.")
 
 
 def _choose_objective(imported: ImportedModel) -> str:

@@ -21,6 +21,7 @@ from megaptm.spec import ModelSpec
 # that the released code never reads.
 UNTRAINED = (
     *(".attn.bias", ".attn.masked_bias", "embeddings.position_ids", "embeddings.token_type_ids"),
+    "rotary_emb.inv_freq",
     "EncDecAttention.relative_attention_bias.weight",
 )
 # The first release of BERT has these names of norm parameters.
@@ -43,6 +44,8 @@ class ImportedModel:
     text_end: int | None = None
     """Token id that marks the end of a text for the class of `transformers`, or `LEGACY_END_ID`. None if the class
     needs no such id."""
+    special_ids: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of config.json for special ids (`eos_token_id` ...) that are not null."""
     differing_dropouts: tuple[str, ...] = ()
     """Dropout rates that megaptm cannot represent, as `attention_dropout 0.0`."""
     settable_keys: tuple[str, ...] = ()
@@ -169,9 +172,13 @@ def _rename_parameters(
             )
         renamed[name], alias[name] = tensor, file_name
     if unknown:
+        remedy = (
+            "save the model without its own heads (`model.base_model.save_pretrained`)"
+            if renamed
+            else f"none has a name of this class, such as {next(iter(known))}; save the model with `save_pretrained`"
+        )
         raise UserError(
-            f"{where} has parameters that {counterpart.model} does not have: {_shorten_list(unknown)}; save the model "
-            "without its own heads (`model.base_model.save_pretrained`)."
+            f"{where} has parameters that {counterpart.model} does not have: {_shorten_list(unknown)}; {remedy}."
         )
     tied = {name: renamed[source] for name, source in counterpart.tied_if_absent.items() if source in renamed}
     renamed = tied | renamed

@@ -25,10 +25,6 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 """Supported `rope_type` -> its further fields, with the value if there is only one. `linear` stretches all wavelengths,
 `llama3` those above a length."""
-ROPE_FORM = f"a mapping with rope_theta and a rope_type of {', '.join(TYPES)}, and for llama3 " + ", ".join(
-    f"{name} {value:g}" for name, value in TYPES["llama3"].items() if value
-)
-"""Supported values of `rope_parameters`, for errors."""
 
 
 def rope_parameters(rope: RopeParameters) -> dict[str, Any]:
@@ -39,16 +35,21 @@ def rope_parameters(rope: RopeParameters) -> dict[str, Any]:
     return {"rope_type": name, "rope_theta": rope.base, **further}
 
 
-def are_rope_parameters(value: Any) -> bool:
-    """Whether `AttentionSpec.rope` can represent a field `rope_parameters`."""
-    if not isinstance(value, Mapping) or value.get("rope_type") not in TYPES:
-        return False
-    needed: dict[str, Any] = {"rope_theta": None, **TYPES[value["rope_type"]]}
-    numbers: dict[str, Any] = {name: value.get(name) for name in needed}
-    return value.get("partial_rotary_factor", 1.0) == 1.0 and all(
-        is_number(numbers[name]) and (numbers[name] >= 1 if expected is None else numbers[name] == expected)
-        for name, expected in needed.items()
-    )
+def rope_problem(value: Any) -> str:
+    """Return why `AttentionSpec.rope` cannot represent a field `rope_parameters`: the text after its name in a message,
+    or "" if it can."""
+    if not isinstance(value, Mapping):
+        return f" is {value!r}; it must be a mapping with rope_type and rope_theta"
+    name = value.get("rope_type")
+    if not isinstance(name, str) or name not in TYPES:
+        return f".rope_type is {str(name)[:40]!r}; it must be one of {', '.join(TYPES)}"
+    numbers: dict[str, Any] = {"partial_rotary_factor": 1.0, **value}
+    for field, expected in {"rope_theta": None, **TYPES[name], "partial_rotary_factor": 1.0}.items():
+        number: Any = numbers.get(field)
+        if not is_number(number) or not (number >= 1 if expected is None else number == expected):
+            needed = "a number of at least 1" if expected is None else f"{expected:g}"
+            return f".{field} is {str(number)[:40]}; it must be {needed}"
+    return ""
 
 
 def rope_options(value: Mapping[str, Any]) -> dict[str, Any]:

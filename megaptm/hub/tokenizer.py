@@ -35,7 +35,10 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         return load_tokenizer(folder)
     if not has_tokenizer(folder):
-        raise UserError(f"{folder} has no tokenizer.json: add the model's tokenizer.")
+        problem = (
+            "does not exist" if not folder.exists() else "has no tokenizer.json" if folder.is_dir() else "is a file"
+        )
+        raise UserError(f"{folder} {problem}: give a folder with the model's tokenizer.json.")
     library = transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:

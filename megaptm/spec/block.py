@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
+from itertools import cycle
 from math import lcm
 from typing import Any, ClassVar, Literal, NamedTuple, get_type_hints
 
@@ -208,7 +209,8 @@ class Block:
     def with_pretraining_components(self, published: Block) -> Block:
         """Return the block of an imported model with the components that only pre-training uses, as in `published`,
         the same stack's block in the family's table."""
-        pairs = zip(self.attentions, published.attentions, strict=True)
+        # A model may have other kinds of attention in turn than the published one.
+        pairs = zip(self.attentions, cycle(published.attentions), strict=False)
         records = tuple(record.with_pretraining_components(other) for record, other in pairs)
         return replace(self, attention=records[0] if isinstance(self.attention, AttentionSpec) else records)
 

@@ -164,17 +164,27 @@ def test_mistral_without_window_is_imported_as_llama(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "parameters",
+    ("parameters", "reason"),
     [
-        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 12},
-        {"rope_type": "default", "partial_rotary_factor": 0.5},
+        (
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 12},
+            "rope_type is 'yarn'; it must be one of default, linear, llama3",
+        ),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor is 0.5; it must be a number of at least 1"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0},
+            "low_freq_factor is 2.0; it must be 1",
+        ),
+        ({"rope_type": ["linear"]}, "rope_type is \"['linear']\"; it must be one of"),
     ],
     ids=str,
 )
-def test_other_rotary_positions_are_refused(parameters: dict[str, Any]) -> None:
+def test_other_rotary_positions_are_refused(parameters: dict[str, Any], reason: str) -> None:
     config = hugging_face_config(tiny_spec("llama")).to_dict()
-    with pytest.raises(UserError, match=r"rope_parameters is .* must be a mapping with rope_theta"):
+    with pytest.raises(UserError) as error:
         describe_config(config | {"rope_parameters": {"rope_theta": 10_000.0, **parameters}})
+    assert f"config.json: rope_parameters.{reason}" in str(error.value)
 
 
 @pytest.mark.parametrize(

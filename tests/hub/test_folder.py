@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from megaptm.errors import UserError
 from megaptm.hub.download import find_or_download
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.hub.tokenizer import read_tokenizer
 from tests.models.tiny import tiny_model
 
 FAMILIES = ("gpt2", "bert", "t5")
@@ -125,6 +126,52 @@ def test_t5_encoder_is_refused(folders: Path, tmp_path: Path) -> None:
     message = import_error(file.parent)
     assert "lacks weights of T5ForConditionalGeneration: decoder." in message
     assert message.endswith("give a complete checkpoint.")
+
+
+def test_names_of_another_program_are_refused(copy_folder: Callable[[str], Path]) -> None:
+    """`DistributedDataParallel` and `torch.compile` add a prefix to all names."""
+    file = copy_folder("bert") / "model.safetensors"
+    save_file({f"module.{name}": tensor for name, tensor in load_file(file).items()}, file)
+    assert "none has a name of this class, such as bert.embeddings.word_embeddings.weight" in import_error(file.parent)
+
+
+def test_quantized_model_is_refused(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
+    change(folder / "config.json", quantization_config={"quant_method": "fp8"})
+    state = load_file(folder / "model.safetensors")
+    save_file(state | {"transformer.h.0.attn.c_attn.weight_scale_inv": torch.ones(1)}, folder / "model.safetensors")
+    assert "quantization_config is of method 'fp8'; a quantized model cannot be trained" in import_error(folder)
+
+
+def test_missing_index_is_named(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    assert "no model.safetensors.index.json, which names its parts (model-00001-of-00002" in import_error(folder)
+
+
+def test_adapter_is_refused(copy_folder: Callable[[str], Path]) -> None:
+    folder = copy_folder("gpt2")
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    assert "only an adapter: merge it into its model" in import_error(folder)
+
+
+def test_stored_rotary_frequencies_are_ignored(tmp_path: Path) -> None:
+    """The first files of Llama have them; `transformers` computes them."""
+    model = tiny_model("llama")
+    to_hugging_face(model.spec, dict(model.named_parameters()), None, tmp_path / "llama")
+    file = tmp_path / "llama/model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
+    assert from_hugging_face(file.parent).spec.name == "llama"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("missing", "does not exist"), ("file", "is a file"), ("empty", "has no tokenizer.json")]
+)
+def test_folder_without_tokenizer_is_refused(name: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=f"{problem}: give a folder with the model's tokenizer.json"):
+        read_tokenizer(tmp_path / name)
 
 
 def test_unknown_head_is_refused(folders: Path, tmp_path: Path) -> None:

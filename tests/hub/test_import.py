@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,13 @@ from megaptm.commands.imports import import_group
 from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.families.longformer.spec import WindowSpec
-from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
+from megaptm.hub.huggingface import ExportedModel, from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
+from megaptm.hub.push import model_card
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
+from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.compatibility import compatibility, refuse_other_model
 from megaptm.tokenizers import train
 from tests.commands import run_command
@@ -38,7 +41,7 @@ def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_tiny("bart", tmp_path_factory.mktemp("bart"), vocabulary=300, dropout=0.1).folder
 
 
-def set_config(folder: Path, **rates: float) -> None:
+def set_config(folder: Path, **rates: Any) -> None:
     """Change fields of a folder's config."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **rates}))
@@ -272,8 +275,83 @@ def test_load_without_mask_decoder(tmp_path: Path) -> None:
     assert loaded.newly_initialized == ()
 
 
+def test_window_of_one_stack_is_refused(tmp_path: Path) -> None:
+    """A run has one window for all stacks; with that of T5Gemma's decoder, its encoder would see half of the tokens."""
+    exported = export_tiny("t5gemma", tmp_path, vocabulary=500)
+    config = json.loads((exported.folder / "config.json").read_text())
+    sections = {stack: {**config[stack], "sliding_window": 6} for stack in ("encoder", "decoder")}
+    (exported.folder / "config.json").write_text(json.dumps(config | sections))
+    with pytest.raises(
+        UserError, match=r"encoder.sliding_window is 6 \(a run of t5gemma has 3\), for which a run has no"
+    ):
+        import_run(str(exported.folder), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("family", ["longformer", "led"])
+def test_windows_that_differ_among_layers(family: str, tmp_path: Path) -> None:
+    exported = export_tiny(family, tmp_path, vocabulary=300)
+    config = import_run(str(exported.folder), tmp_path / "run").config
+    assert config.model.attention["window"] == (4, 6)
+    assert megaptm.load(tmp_path / "run").spec == from_hugging_face(exported.folder).spec
+
+
+def test_kinds_of_attention_that_differ_from_the_family_are_refused(tmp_path: Path) -> None:
+    """A config names the kinds of attention by its family; `reformer` has local attention only."""
+    exported = export_tiny("reformer-novel", tmp_path, vocabulary=500)
+    with pytest.raises(
+        UserError, match=r"attn_layers is \['local', 'lsh'\] \(a run of reformer has \['local', 'local'"
+    ):
+        import_run(str(exported.folder), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("family", "ids", "message"),
+    [
+        (
+            "llama3",
+            {"eos_token_id": [7, 9]},
+            "has eos_token_id [7, 9] (here 299): a run takes special ids from its tok",
+        ),
+        ("t5", {"decoder_start_token_id": 3}, "has decoder_start_token_id 3 (here 0): a run takes special ids from it"),
+        ("electra", {"pad_token_id": 7}, "has pad_token_id 7 (here 0): a run takes special ids from its tokenizer"),
+    ],
+)
+def test_other_special_ids_are_reported(family: str, ids: dict[str, Any], message: str, tmp_path: Path) -> None:
+    exported = export_tiny(family, tmp_path, vocabulary=300)
+    assert "special ids" not in run_command(import_group, "hf", exported.folder, tmp_path / "run")
+    set_config(exported.folder, **ids)
+    first, *_ = run_command(import_group, "hf", exported.folder, tmp_path / "other").splitlines()
+    assert message in first
+
+
+def test_untrained_head_of_export_is_reported(tmp_path: Path) -> None:
+    exported = export_tiny("bert", tmp_path, vocabulary=300)
+    source = save_as("BertForMaskedLM", exported.folder, tmp_path / "theirs")
+    run_command(import_group, "hf", source, tmp_path / "run", "--tokenizer", exported.folder)
+    warning = "warning: no loss has trained next-sentence: these weights are the initial ones"
+    assert warning in run_command(export_group, "hf", tmp_path / "run", tmp_path / "again")
+    run_command(import_group, "hf", exported.folder, tmp_path / "whole", "objective=masked-lm", "train.seed=5")
+    assert "no loss" not in run_command(export_group, "hf", tmp_path / "whole", tmp_path / "whole-again")
+
+
 def test_unsupported_norm_eps_is_refused(tmp_path: Path) -> None:
     exported = export_tiny("gpt2", tmp_path, vocabulary=300)
     set_config(exported.folder, layer_norm_epsilon=1e-3)
     with pytest.raises(UserError, match=r"layer_norm_epsilon is 0.001 \(gpt2 has 1e-05\); the model cannot be tr"):
         import_run(str(exported.folder), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "held_out", [{"losses": {"loss": {"0": "2.5"}}}, {"losses": [1]}, {"losses": {"loss": [2.5]}}, {}], ids=str
+)
+def test_model_card_of_a_state_with_wrong_types(held_out: dict[str, Any], tmp_path: Path) -> None:
+    exported = export_tiny("gpt2", tmp_path, vocabulary=300)
+    import_run(str(exported.folder), tmp_path / "run")
+    checkpoint = open_checkpoint(tmp_path / "run")
+    state = {**checkpoint.checkpoint.state, "held_out": held_out, "samples": "many"}
+    checkpoint = replace(checkpoint, checkpoint=replace(checkpoint.checkpoint, state=state))
+    model = ExportedModel({".": "GPT2LMHeadModel"}, (), "AutoTokenizer", ())
+    card = model_card(checkpoint, model)
+    assert "| validation loss | not measured |" in card
+    assert "| sequences | unknown |" in card

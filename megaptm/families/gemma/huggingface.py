@@ -12,7 +12,7 @@ from megaptm.families.llama.huggingface import ATTENTION_RULES, FFN_RULES, LAYER
 from megaptm.families.mistral.huggingface import single_value
 from megaptm.families.qwen3.huggingface import NORM_RULES as HEAD_NORM_RULES
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.rope import ROPE_BY_KIND, are_rope_parameters, rope_options, rope_parameters
+from megaptm.hub.rope import ROPE_BY_KIND, rope_options, rope_parameters, rope_problem
 from megaptm.hub.tensor_rules import TensorRule
 from megaptm.spec import Family, ModelSpec, SlidingWindowSpec
 
@@ -55,7 +55,7 @@ def _rope_by_kind(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _are_by_kind(value: Any) -> bool:
-    return isinstance(value, Mapping) and {*value} == {LOCAL, GLOBAL} and all(map(are_rope_parameters, value.values()))
+    return isinstance(value, Mapping) and {*value} == {LOCAL, GLOBAL} and not any(map(rope_problem, value.values()))
 
 
 def _read_by_kind(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
