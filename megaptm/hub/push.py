@@ -12,6 +12,8 @@ from megaptm.errors import UserError, printable
 from megaptm.hub.huggingface import ExportedModel
 from megaptm.objectives.compose import map_files
 from megaptm.run.checkpoint import RunCheckpoint
+from megaptm.run.compatibility import read_state
+from megaptm.run.held_out import FIELD, HeldOutLoss
 
 CARD = "README.md"
 FIELDS = ("model", "objective", "optimizer")
@@ -26,12 +28,14 @@ def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
     """Return the model card of an exported checkpoint: what it is, how to load it, and how it was trained."""
     config, state = checkpoint.config, checkpoint.checkpoint.state
     title = f"{config.model.family} {config.model.size}"
-    samples, losses = state.get("samples"), state.get("held_out", {}).get("losses", {}).get("loss", {})
+    samples, held_out = state.get("samples"), HeldOutLoss()
+    held_out.restore(read_state(checkpoint.checkpoint, FIELD))
+    loss = held_out.losses.get("loss", {}).get(checkpoint.step)
     rows = {
         "step": f"{checkpoint.step:,}",
         "sequences": f"{samples:,}" if isinstance(samples, int) else "unknown",
         "sequence length": f"{config.data.sequence:,}",
-        "validation loss": f"{losses[str(checkpoint.step)]:.4f}" if str(checkpoint.step) in losses else "not measured",
+        "validation loss": "not measured" if loss is None else f"{loss:.4f}",
         "precision": config.train.precision,
     }
     # Paths may tell about the author's machine: only the last part is shown.
