@@ -140,7 +140,11 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
             f"{overrides[0][0]} only changes a setting of files in the sources: name the sources before it, such as "
             f"{overrides[0]['files']}."
         )
+    for word in source:
+        _refuse_mistyped_setting(word)
     named = len(source) == 1 and source[0].endswith((".yaml", ".yml"))
+    if source and not named and any(word.startswith("sources=") for word in settings):
+        raise UserError(f"sources=... would replace {', '.join(source)}: give all sources in one of the two ways.")
     where = source[0] if named else "the corpus"
     content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
     for setting in settings:
@@ -157,6 +161,21 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     if isinstance(folder := content.get("tokenizer"), str):
         content["tokenizer"] = {"folder": folder}
     return parse_settings(Recipe, content, where, ready)
+
+
+def _refuse_mistyped_setting(word: str) -> None:
+    """Raise UserError if a source on the command line is a setting of files, such as `text: content`."""
+    match = MISTYPED.fullmatch(word)
+    if match is None or Path(word).exists():
+        return
+    files, key, sign, value = match.group("files", "key", "sign", "value")
+    if key in SOURCE_KEYS:
+        raise UserError(
+            f"{word} is no source: write '{files or 'GLOB'}:{key}={value or 'VALUE'}' for the files that match, and "
+            "name the sources before it."
+        )
+    if files and sign == "=":
+        raise UserError(f"{word}: {key} is no setting of sources; {nearest(key, sorted(SOURCE_KEYS))}")
 
 
 def _merge_settings(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,6 +265,7 @@ def step_for_manifest(step: CleaningStep) -> dict[str, Any]:
 
 
 RECIPE_KEYS, SOURCE_KEYS = ({field_.name for field_ in fields(kind)} for kind in (Recipe, Source))
+MISTYPED = re.compile(r"(?:(?P<files>[^=]+?):)?(?P<key>[a-z_]+) ?(?P<sign>[:=]) ?(?P<value>[^/]*)")
 OVERRIDE = re.compile(rf"(?P<files>[^=]+?):(?P<setting>(?:{'|'.join(sorted(SOURCE_KEYS))})=.*)", re.DOTALL)
 """`GLOB:KEY=VALUE`: a setting for some files of the sources."""
 LIST_READERS: dict[str, Callable[[Any, str], Any]] = {"sources": _read_sources, "steps": _parse_steps}

@@ -91,6 +91,7 @@ EQUIVALENT_NAMES = {
     **dict.fromkeys(("tokenize", "preprocess", "preprocess_data", "prepare", "prepare_data"), "build"),
     **dict.fromkeys(("sample", "chat", "complete", "infer", "inference", "predict"), "generate"),
     **dict.fromkeys(("sbatch", "submit"), "slurm"),
+    **dict.fromkeys(("huggingface", "hugging_face", "transformers"), "hf"),
     **dict.fromkeys(("flops", "estimate"), "plan"),
     **dict.fromkeys(("logs", "status", "summary"), "report"),
     **dict.fromkeys(("sentencepiece", "spm", "sentence_piece"), "unigram"),

@@ -262,6 +262,9 @@ def test_invalid_numeric_options_are_refused(words):
         (["config", "show", TINY, "train.gradient_accumulation=2"], "set train.batch and layout.microbatch"),
         (["config", "show", TINY, "optimizer.decay=wsd"], "set optimizer.warmup_steps, optimizer.stable_steps"),
         (["config", "show", TINY, "output_dir=x"], "unknown key output_dir; did you mean run?"),
+        (["config", "show", TINY, "dp=2"], "unknown key dp; did you mean layout.data?"),
+        (["export", "huggingface", "a", "b"], "no command huggingface; did you mean megaptm export hf?"),
+        ([TINY], f"no command {TINY}; did you mean megaptm train {TINY}?"),
         (
             ["config", "show", TINY, "parallelism.tensor_parallel_degree=2"],
             "unknown key parallelism.tensor_parallel_degree; did you mean layout.tensor?",

@@ -26,6 +26,8 @@ def _command_remedy(name: str, group: click.Group, context: click.Context) -> st
         for words in _command_paths(context.find_root().command):
             if words[-1] in (name, equivalent_name(name)):
                 return f"did you mean megaptm {' '.join(words)}?"
+    if name.endswith((".yaml", ".yml")):
+        return f"did you mean megaptm train {name}?"
     meant = suggest(name, group.commands)
     return f"did you mean {context.command_path} {meant}?" if meant else f"there are {', '.join(group.commands)}."
 

@@ -183,5 +183,6 @@ def _intended_path(path: tuple[str, ...]) -> str | None:
     same = [(*section, name) for section in sections if name in section_keys(section)]
     own_name = equivalent_name(name)
     renamed = [(*section, own_name) for section in sections if own_name in section_keys(section)]
+    renamed.sort(key=lambda meant: _section_class(meant) is not None)  # `dp` means layout.data, not the section data
     close = [(*here, known) for known in [suggest(name, section_keys(here))] if known]
     return next((".".join(meant) for meant in [*mistyped, *same, *renamed, *close]), None)

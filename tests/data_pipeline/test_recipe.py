@@ -140,3 +140,19 @@ def test_override_is_added_to_recipe(tmp_path):
 def test_invalid_override_is_rejected(word, sentence):
     with pytest.raises(UserError, match=re.escape(sentence)):
         read_recipe(["a", word])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["a", "text: content"], "text: content is no source: write 'GLOB:text=content' for the files that match"),
+        (["a", "text:"], "text: is no source: write 'GLOB:text=VALUE'"),
+        (["a", "b.jsonl:text:content"], "b.jsonl:text:content is no source: write 'b.jsonl:text=content'"),
+        (["a", "b.jsonl:txt=content"], "b.jsonl:txt=content: txt is no setting of sources; did you mean text?"),
+        (["a", "sources=[b]"], "sources=... would replace a: give all sources in one of the two ways."),
+    ],
+)
+def test_mistyped_settings_of_files_are_rejected(words, sentence):
+    source = [word for word in words if not word.startswith("sources=")]
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        read_recipe(source, words[len(source) :])
