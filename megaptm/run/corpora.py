@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from megaptm.checkpoint.committed import find_committed
+from megaptm.checkpoint.committed import find_committed, read_newest_state
 from megaptm.config import Config, resolve
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
@@ -24,7 +24,6 @@ from megaptm.errors import UserError
 from megaptm.mixture import total_weight
 from megaptm.objectives.composed import tasks_of
 from megaptm.objectives.objective import refuse_missing_tokens
-from megaptm.resilience.events import last_saved_step
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec, TokenInput
 from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, is_remote, join_path
@@ -176,7 +175,8 @@ def open_corpus(path: str, config: Config) -> Corpus:
     try:
         return Corpus.open(path, corpus_cache(config))
     except NoCorpusError as error:
-        if path in config.data.mix and last_saved_step(Path(config.run)):
+        trained = read_newest_state(Path(config.run)).get("corpora")
+        if path in config.data.mix and isinstance(trained, dict) and path in trained:
             value = config.data.mix[path]
             shown = f"{value:g}" if isinstance(value, float) else json.dumps(value)
             raise UserError(

@@ -297,6 +297,13 @@ def test_missing_corpus_error_shows_the_key_for_a_new_path(corpora, monkeypatch)
         open_corpus(next(iter(config.data.mix)), config)
 
 
+def test_missing_corpus_of_an_override_was_not_trained_on(corpora, monkeypatch):
+    monkeypatch.chdir(corpora)
+    config = read_config(start_run(make_config(corpora)), ["data.mix={absent: 1}"])
+    with pytest.raises(UserError, match=r"absent/manifest.json does not exist, so .*absent is not a finished corpus"):
+        open_corpus(next(iter(config.data.mix)), config)
+
+
 def test_task_file_may_move_but_not_change(tmp_path):
     def config(path):
         task = f"{{masked-lm: {{hide: ngrams, show: similar-words, similar: {path}}}}}"
