@@ -8,8 +8,11 @@ import logging
 import os
 import secrets
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -144,17 +147,18 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
     # Its random tracker compares the CPU generator before and after a region; on a CPU they are the same generator.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     close_groups()
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tensor,
-        pipeline_model_parallel_size=layout.pipeline,
-        context_parallel_size=layout.context,
-        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
-        create_gloo_process_groups=False,
-        distributed_timeout_minutes=timeout_minutes,
-        # `tied_parameters` sums the copies of a parameter on all stages. megatron's rule for the token tables of the
-        # first and last stage gets a group of one rank and does nothing.
-        get_embedding_ranks=lambda ranks, *_: ranks[:1],
-    )
+    with _share_groups() if device().type == "cpu" else nullcontext():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=layout.tensor,
+            pipeline_model_parallel_size=layout.pipeline,
+            context_parallel_size=layout.context,
+            virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+            create_gloo_process_groups=False,
+            distributed_timeout_minutes=timeout_minutes,
+            # `tied_parameters` sums the copies of a parameter on all stages. megatron's rule for the token tables of
+            # the first and last stage gets a group of one rank and does nothing.
+            get_embedding_ranks=lambda ranks, *_: ranks[:1],
+        )
     return Ranks(
         world=dist.get_rank(),
         tensor=parallel_state.get_tensor_model_parallel_rank(),
@@ -166,6 +170,27 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
         context=parallel_state.get_context_parallel_rank(),
         context_size=layout.context,
     )
+
+
+@contextmanager
+def _share_groups() -> Iterator[None]:
+    """Let megatron-core open one group for each set of ranks. It asks for several, whose collectives NCCL can run at
+    the same time, but each gloo group has connections and threads of its own."""
+    module: Any = parallel_state
+    groups: dict[tuple[int, ...], Any] = {}
+    create = module.create_group
+
+    def create_once(ranks: Sequence[int], **options: Any) -> Any:
+        key = tuple(ranks)
+        if key not in groups:
+            groups[key] = create(ranks, **options)
+        return groups[key]
+
+    module.create_group = create_once
+    try:
+        yield
+    finally:
+        module.create_group = create
 
 
 def replica_group() -> dist.ProcessGroup:

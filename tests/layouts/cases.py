@@ -194,18 +194,18 @@ def count_read_elements(layout: Layout, folder: str, step: int) -> dict[str, int
     return dict(read)
 
 
-def group_timeouts(layout: Layout, minutes: float) -> list[float | None]:
-    """Return the timeout in minutes of each process group that an engine opens; None: torch's default."""
-    limits: list[float | None] = []
+def opened_groups(layout: Layout, minutes: float) -> list[tuple[tuple[int, ...], float | None]]:
+    """Return ranks and timeout in minutes of each process group that an engine opens; None: torch's default."""
+    groups: list[tuple[tuple[int, ...], float | None]] = []
     really = dist.new_group
 
-    def new_group(*args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
-        limits.append(timeout.total_seconds() / 60 if timeout is not None else None)
-        return really(*args, timeout=timeout, **kwargs)
+    def new_group(ranks: list[int], timeout: timedelta | None = None, **kwargs: Any) -> Any:
+        groups.append((tuple(ranks), timeout.total_seconds() / 60 if timeout is not None else None))
+        return really(ranks, timeout=timeout, **kwargs)
 
     with patch.object(dist, "new_group", new_group):
         filled_engine(tiny("t5"), layout, ADAM, losses=losses_of("t5"), seed=7, timeout_minutes=minutes)
-    return limits
+    return groups
 
 
 def evaluate_untrained(family: str, layout: Layout) -> dict[str, float]:
