@@ -58,6 +58,8 @@ from megaptm.train.copy_thread import CopyThread
 from megaptm.train.early_stop import FIELD as EARLY_STOP
 from megaptm.train.early_stop import build_early_stop
 from megaptm.train.save_timer import SaveTimer
+from megaptm.train.token_count import FIELD as TOKENS
+from megaptm.train.token_count import TokenCount
 from megaptm.train.training_engine import TrainingEngine
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class Checkpointer:
         """Whether there was a checkpoint to restore; the checkpoint of an imported model has step 0."""
         self.held_out = HeldOutLoss(data_recipes(config))
         """Validation losses of the run, which checkpoints contain; the training loop updates them."""
+        self.token_count = TokenCount.of(source.train.batch, config, spec)
         nodes = all_gather_object(rank_env.local_rank).count(0)
         self.timer = SaveTimer(config.checkpoint, nodes) if lock else None
         """Times of checkpoints by `checkpoint.every`, only on rank 0."""
@@ -140,6 +143,7 @@ class Checkpointer:
             self.held_out.restore(read_state(checkpoint, HELD_OUT))
             self.early_stop.restore(read_state(checkpoint, EARLY_STOP))
             self.callback_state = read_state(checkpoint, CALLBACKS)
+            self.token_count.restore(checkpoint.step, checkpoint.state.get(TOKENS))
         self.source.count()
         if checkpoint is not None:
             run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
@@ -271,6 +275,7 @@ class Checkpointer:
             **self.compatibility,
             **dict(chain.from_iterable(extension.items() for _, extension in self.extensions)),
             "samples": samples,
+            TOKENS: self.token_count.before(step),
             "cursors": dict(self.source.train.cursors(samples)),
             "read": dict(self.source.train.read(samples)),
             "corpora": dict(self.source.train.corpora),

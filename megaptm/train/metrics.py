@@ -39,6 +39,7 @@ from megaptm.train.batch_source import Samples
 from megaptm.train.callbacks import Callback, RunState
 from megaptm.train.device_use import peak_memory_bytes
 from megaptm.train.time_left import TimeLeft
+from megaptm.train.token_count import TokenCount
 
 if TYPE_CHECKING:
     from megaptm.parallel.step_result import StepResult
@@ -88,6 +89,7 @@ class StepReport(Callback):
         samples: Samples,
         events: Events,
         *,
+        token_count: TokenCount,
         start: int,
         fence: Callable[[], None] = lambda: None,
         peak_flops: float | None = None,
@@ -105,21 +107,26 @@ class StepReport(Callback):
         """Seconds of the validations that are recorded."""
         self._effective = EffectiveTime.read(run)
         self._screen = _ProgressBar(config.train.steps, start) if sys.stdout.isatty() else _LogLines(config.train.steps)
-        self.begin_phase(config, spec, samples, start=start)
+        self.begin_phase(config, spec, samples, token_count=token_count, start=start)
 
-    def begin_phase(self, config: Config, spec: ModelSpec | LayerlessSpec, samples: Samples, *, start: int) -> None:
+    def begin_phase(
+        self,
+        config: Config,
+        spec: ModelSpec | LayerlessSpec,
+        samples: Samples,
+        *,
+        token_count: TokenCount,
+        start: int,
+    ) -> None:
         """Record the config of a phase of the run, whose steps follow."""
         run = self.run
-        self.config, self.samples = config, samples
+        self.config, self.samples, self.token_count = config, samples, token_count
         changes = {f"change.step-{step}": text for step, text in recorded_changes(read_events(run)).items()}
         self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)} | changes)
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
-        if isinstance(spec, LayerlessSpec):  # the operations of a word depend on its sampled window
-            self.tokens_per_sample = sum(samples.batch.streams.values())
-        else:
+        if isinstance(spec, ModelSpec):  # for word vectors, the operations of a word depend on its sampled window
             lengths = samples.batch.lengths(spec.family.prefixes)
-            self.tokens_per_sample = sum(lengths.values())
             num_predicted, appended = samples.batch.num_predicted, samples.batch.num_appended
             self.flops_per_sample = step_flops(
                 spec, rows=1, lengths=lengths, num_predicted=num_predicted, appended=appended
@@ -187,13 +194,13 @@ class StepReport(Callback):
             "learning_rate": rate,
             **({} if result.gradient_norm is None or result.is_skipped else {"gradient_norm": result.gradient_norm}),
             **({} if result.loss_scale is None else {"loss_scale": result.loss_scale}),
-            "tokens_per_second": num_samples * self.tokens_per_sample / seconds,
+            "tokens_per_second": num_samples * self.token_count.per_sample / seconds,
             **self._model_flops(num_samples / seconds),
             "peak_memory_bytes": float(peak_memory_bytes()),
             "data_wait_seconds": waited / steps,
             "step_seconds": seconds / steps,
             "samples": float(num_trained),
-            **self._count_tokens(step, num_trained),
+            **self._count_tokens(step),
             **result.metrics,
             "seconds_left": self._seconds_left(step, seconds / steps),
             "effective_time": self._effective.share(self.seconds.productive),
@@ -221,14 +228,14 @@ class StepReport(Callback):
         checkpoint = self.seconds.checkpoint - self._before_estimate.checkpoint
         return self._time_left.estimate(step, step_seconds, validation=validation, checkpoint=checkpoint)
 
-    def _count_tokens(self, step: int, samples: int) -> dict[str, float]:
+    def _count_tokens(self, step: int) -> dict[str, float]:
         """Return the number of tokens trained on so far, and of those read from each corpus if there are several."""
         cursors = self.samples.cursors(self.config.batch_schedule.first_sample(step))
         names = short_names(list(cursors))
         by_corpus = {
-            f"tokens/{names[path]}": float(number * self.tokens_per_sample) for path, number in cursors.items()
+            f"tokens/{names[path]}": float(number * self.token_count.per_sample) for path, number in cursors.items()
         }
-        return {"tokens": float(samples * self.tokens_per_sample), **(by_corpus if len(cursors) > 1 else {})}
+        return {"tokens": float(self.token_count.before(step)), **(by_corpus if len(cursors) > 1 else {})}
 
     def _report_epochs(self, step: int) -> None:
         """Report corpora that start a new epoch."""

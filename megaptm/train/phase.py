@@ -45,6 +45,7 @@ from megaptm.train.loop import Training
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
 from megaptm.train.stragglers import Stragglers
+from megaptm.train.token_count import TokenCount
 
 STOP_SECONDS = 120.0
 """Maximum seconds for which a job that was stopped waits for copies: its scheduler may end it."""
@@ -156,7 +157,7 @@ class Job:
             log(describe_resume(start, before, config) if start else describe_start(config, imported=imported))
         else:
             log(f"a phase of the run begins after step {start:,}")
-        self._begin_report(spec, start)
+        self._begin_report(spec, start, checkpointer.token_count)
         if starts_job:
             self.callbacks.run_start(start, checkpointer.callback_state)
         return Training(
@@ -193,16 +194,17 @@ class Job:
         self.enter_due_phases()
         return self.open_phase(starts_job=False)
 
-    def _begin_report(self, spec: ModelSpec | LayerlessSpec, start: int) -> None:
+    def _begin_report(self, spec: ModelSpec | LayerlessSpec, start: int, token_count: TokenCount) -> None:
         """Report the steps of a phase, on rank 0."""
         if self.events is None or self.source is None:
             return
         if self.report is not None:
-            self.report.begin_phase(self.config, spec, self.source.train, start=start)
+            self.report.begin_phase(self.config, spec, self.source.train, token_count=token_count, start=start)
             return
         self.source.tokenizer.save(self.run / "tokenizer")
         self.report = StepReport(
             *(self.run, self.config, spec, self.source.train, self.events),
+            token_count=token_count,
             start=start,
             fence=self.lock.require_held if self.lock else lambda: None,
             peak_flops=peak_flops(self.config),

@@ -103,6 +103,13 @@ def test_planned_phases_equal_changes_on_resume(runs, planned):
     assert {key for key in config if config[key] != manual[key]} == {"run", "phases"}
 
 
+def test_tokens_are_counted_with_the_length_that_each_sample_had(planned):
+    border, end = (record for record in recorded(planned) if record["step"] in (BORDERS[0], STEPS))
+    assert border["tokens"] == border["samples"] * state(planned, BORDERS[0])["config"]["data"]["sequence"]
+    assert end["tokens"] == border["tokens"] + (end["samples"] - border["samples"]) * 16
+    assert state(planned)["tokens"] == end["tokens"]
+
+
 def test_changes_are_recorded_at_the_borders(planned):
     changes = [event for event in read_events(planned) if event["kind"] == "change"]
     assert [event["step"] for event in changes] == [*BORDERS]
