@@ -11,7 +11,7 @@ from megaptm.errors import EXIT_CONTINUE, UserError
 from megaptm.resilience.events import Events, HubExportEvent, UploadEvent
 from megaptm.run.checkpoint_copy import copies_location, copy_checkpoint, last_copied_step
 from megaptm.train.copy_thread import CopyThread
-from megaptm.train.hub_export import export_copy, is_export_due
+from megaptm.train.hub_export import export_copy, is_export_due, lacks_export
 
 
 def start_copies(run: Path, config: Config, events: Events) -> list[CopyThread]:
@@ -19,7 +19,8 @@ def start_copies(run: Path, config: Config, events: Events) -> list[CopyThread]:
     copies = []
     if config.hub.export_every is not None:
         export, is_due = partial(export_copy, run, config), partial(is_export_due, config)
-        copies.append(CopyThread("Hugging Face copy", export, HubExportEvent, events, is_due=is_due))
+        lacks = partial(lacks_export, run)
+        copies.append(CopyThread("Hugging Face copy", export, HubExportEvent, events, is_due=is_due, lacks_last=lacks))
     if (target := copies_location(config)) is not None:
         upload = partial(copy_checkpoint, run, target=target)
         # The node of a run that was stopped may be lost with its disk.

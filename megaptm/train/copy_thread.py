@@ -27,6 +27,7 @@ class CopyThread:
         events: Events,
         *,
         is_due: Callable[[int, int], bool] = lambda previous, step: True,
+        lacks_last: Callable[[int], bool] = lambda step: False,
         awaited_codes: Collection[int] = (0,),
     ) -> None:
         """Start the thread.
@@ -35,12 +36,15 @@ class CopyThread:
         - `copy`: function that copies the checkpoint of a step. Any exception is logged as a failed copy.
         - `event`: event that is written after each copy.
         - `is_due`: whether a checkpoint is copied, from the step of the previous checkpoint and its own step.
+        - `lacks_last`: whether the last checkpoint of a complete run, of this step, still has to be copied.
         - `awaited_codes`: exit codes for which the end of the run waits for the copies.
         """
         self.name, self.copy, self.event, self.events = name, copy, event, events
-        self.is_due, self.awaited_codes = is_due, awaited_codes
+        self.is_due, self.lacks_last, self.awaited_codes = is_due, lacks_last, awaited_codes
         self.steps: set[int] = set()
         """Steps of the checkpoints that are being copied or wait for it."""
+        self._newest: int | None = None
+        """Step of the newest checkpoint of which a copy was started."""
         self._queue: queue.Queue[int] = queue.Queue()
         threading.Thread(target=self._copy_all, name=name, daemon=True).start()
 
@@ -48,8 +52,13 @@ class CopyThread:
         """Copy a committed checkpoint when the previous copy is done. A checkpoint that still waits is skipped."""
         with contextlib.suppress(queue.Empty):
             self._end(self._queue.get_nowait(), 0.0, f"it had not started when step {step} was saved")
+        self._newest = step
         self.steps.add(step)
         self._queue.put(step)
+
+    def is_missing(self, step: int) -> bool:
+        """Whether no copy of the last checkpoint of a complete run, of this step, was made or tried."""
+        return step != self._newest and self.lacks_last(step)
 
     def wait(self, seconds: float) -> bool:
         """Wait until all checkpoints are copied, at most some seconds; return whether they are."""

@@ -41,8 +41,9 @@ class EarlyStop:
         """Return the reason to end the run here; None if it continues."""
         if self.config is None or self.num_worse < self.config.patience:
             return None
+        delta = f" by {self.config.min_delta:g}" if self.config.min_delta else ""
         return (
-            f"early stopping: {self.config.metric} has not fallen below {self.lowest:.4f} in {self.num_worse} "
+            f"early stopping: {self.config.metric} has not fallen below {self.lowest:.4f}{delta} in {self.num_worse} "
             "validations (train.stop)"
         )
 

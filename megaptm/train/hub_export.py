@@ -31,6 +31,11 @@ def is_export_due(config: Config, previous: int, step: int) -> bool:
     return every is not None and (step // every > previous // every or step == config.train.steps)
 
 
+def lacks_export(run: Path, step: int) -> bool:
+    """Whether the checkpoint of a step has no Hugging Face copy."""
+    return not (find_committed(run)[step] / FOLDER).exists()
+
+
 def export_copy(run: Path, config: Config, step: int) -> None:
     """Export a checkpoint in a process without GPU. Raise `UserError` with the reason of a failure."""
     hub, folder = config.hub, find_committed(run)[step] / FOLDER

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from megaptm.checkpoint.committed import find_committed
 from megaptm.config import Config, resolve
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.phases import phase_end
@@ -88,6 +89,12 @@ class Job:
         """Wait for the copies of checkpoints that are needed at this exit code of the run; discard other copies. A job
         that was stopped waits at most `STOP_SECONDS`. All ranks call this."""
         needed = [copies for copies in self.copies if code in copies.awaited_codes]
+        newest = max(find_committed(self.run), default=0) if self.copies and code == 0 else 0
+        for copies in needed:
+            if newest and copies.is_missing(newest):  # the run ended before train.steps
+                copies.start(newest)
+            if copies.steps:
+                self.log(f"waiting for the {copies.name} of step {max(copies.steps):,}")
         deadline = time.monotonic() + (STOP_SECONDS if code == EXIT_CONTINUE else math.inf)
 
         def wait_for_copies() -> bool:

@@ -99,11 +99,13 @@ def _run_rank(
     job.enter_due_phases()
     training, start = job.open_phase(starts_job=True)
     code = EXIT_FAILURE
+    loop_end: float | None = None
     try:
         with storage_errors_as_user_errors(run):
             while (ended_with := train(training, start=start)) is None:
                 del training
                 training, start = job.open_next_phase()
+            loop_end = time.monotonic()
             job.finish_copies(ended_with)
             code = ended_with
             if code == EXIT_CONTINUE:
@@ -115,7 +117,7 @@ def _run_rank(
         code = EXIT_CONTINUE
         raise
     finally:
-        loop_end = time.monotonic()
+        loop_end = time.monotonic() if loop_end is None else loop_end
         heartbeat.enter("ending")
         if job.source is not None:
             job.source.close()

@@ -26,7 +26,8 @@ SETTINGS = (
 def stopped(real_corpus, tmp_path_factory):
     """Run of two data ranks with a rate at which the loss soon rises, stopped early."""
     folder = tmp_path_factory.mktemp("early") / "run"
-    megaptm("train", *arguments("gpt2", folder, real_corpus("byte-bpe"), *SETTINGS, "layout.data=2", STOP))
+    keys = ("layout.data=2", "hub.export_every=1000", STOP)
+    megaptm("train", *arguments("gpt2", folder, real_corpus("byte-bpe"), *SETTINGS, *keys))
     return folder
 
 
@@ -48,6 +49,15 @@ def test_run_ends_as_complete_and_saved(stopped):
     assert event["step"] == first_stop(stopped) < STEPS
     assert "validation/loss has not fallen below" in event["reason"]
     assert checkpoints(stopped) == [event["step"]]
+    assert (stopped / f"checkpoints/step-{event['step']:08d}/hf/model.safetensors").exists()
+
+
+def test_wait_for_the_last_copy_is_measured(stopped):
+    """The Hugging Face copy is written after the last step."""
+    export, end = (
+        next(event for event in read_events(stopped) if event["kind"] == kind) for kind in ("hub-export", "exit")
+    )
+    assert export["seconds"] <= end["shutdown"]
 
 
 def test_resumed_run_stops_at_the_same_step(stopped, real_corpus, tmp_path):
@@ -79,7 +89,7 @@ def test_small_improvements_do_not_count():
     early_stop.add({"loss": 0.0})
     assert early_stop.reason() is None
     early_stop.add({"causal": 2.79})
-    assert "validation/causal has not fallen below 2.8500 in 2 validations" in early_stop.reason()
+    assert "validation/causal has not fallen below 2.8500 by 0.1 in 2 validations" in early_stop.reason()
 
 
 def test_mistakes_have_a_sentence(tmp_path):
