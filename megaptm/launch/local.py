@@ -91,7 +91,7 @@ def train(
         message = go_back(config, back_to, skip=skip_data, overrides=overrides, change=change or _can_ask())
         print(printable(message), file=sys.stderr, flush=True)
     with created_branch(branch, is_creator=rank_environment is None or rank_environment.rank == 0):
-        return _train(config, overrides, rank_environment, change=change)
+        return _train(config, overrides, rank_environment, change=change, branch=branch)
 
 
 def _train(
@@ -100,9 +100,12 @@ def _train(
     rank_environment: RankEnvironment | None,
     *,
     change: bool,
+    branch: Branch | None,
 ) -> int:
     try:
         run_config = read_config(config, overrides, change=change)
+        if branch is not None:
+            branch.refuse_without_steps(run_config.train.steps)
         if rank_environment is not None:
             check_processes(rank_environment, run_config.layout)
     except UserError:

@@ -48,6 +48,8 @@ from megaptm.track.journal import UploadState
 SOURCE = "from="
 HISTORY = {kind.kind for kind in (BranchEvent, ChangeEvent, EpochEvent, ObjectiveEvent, ScheduleEvent, WeightsEvent)}
 """Events of a run that belong to the history of its branches. Events of single jobs do not."""
+FROM_NEXT_STEP = {kind.kind for kind in (ChangeEvent, ObjectiveEvent, ScheduleEvent)}
+"""Events whose changes apply from the step after theirs."""
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,26 @@ class Branch:
                 f"--weights-only: choose another run=FOLDER, or continue it with `megaptm train {self.run}`."
             )
 
+    def refuse_without_steps(self, steps: int) -> None:
+        """Raise `UserError` if a branch that has made no step begins at the last of `steps`, or after it."""
+        start = (find_branch(read_events(self.run)) or {}).get("step")
+        if not self.weights_only and max(find_committed(self.run), default=0) == start >= steps:
+            raise UserError(
+                f"from={self.source}: the branch starts after step {start:,}, and train.steps is {steps:,}, so no step "
+                f"is left: set train.steps to more than {start}."
+            )
+
     def _fill(self, folder: Path, step: int) -> None:
         values = saved_recipe(self.source, step) | {"run": str(self.run)}
         if self.weights_only:
+            # The steps of ramps, restarts and phases are those of the source.
             start = {"init_from": str(self.source), "init_step": step, "phase_start": 0, "skip_batches": {}}
-            data = {"cursors": None, "mix_ramp": None}  # steps of ramps and phases are those of the source
-            values |= {"train": values["train"] | start, "data": values["data"] | data, "phases": []}
+            changes = {
+                "train": start | {"ramp": None},
+                "data": {"cursors": None, "mix_ramp": None},
+                "optimizer": {"restarts": []},
+            }
+            values |= {section: values[section] | change for section, change in changes.items()} | {"phases": []}
         else:
             _link_tree(find_committed(self.source)[step], folder / FOLDER / f"step-{step:08d}")
             _copy_history(self.source, folder, step)
@@ -250,7 +266,13 @@ def _copy_history(source: Path, folder: Path, step: int) -> None:
         if (state := UploadState.load(source)) is not None:
             state.write_successor(folder)
     events = read_events(source)
-    past, returns = [event for event in events if event["kind"] in HISTORY], find_returns(events)
+    # A change at the step of the checkpoint came after it, and the branch has the recipe before the change.
+    past = [
+        event
+        for event in events
+        if event["kind"] in HISTORY and not (event["kind"] in FROM_NEXT_STEP and event.get("step") == step)
+    ]
+    returns = find_returns(events)
     for name, entries in ((METRICS, read_metrics(source)), (EVENTS, past)):
         records = [each for each in entries if each.get("step", 0) <= step and not is_abandoned(each, returns)]
         journal = JournalFile(folder / name)

@@ -268,7 +268,7 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
         refuse_queued(run)
     with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt), Events(run) as events:
         if (run / CONFIG).exists() and has_checkpoint(run):
-            previous = enter_due_phases(run, load_run(run / CONFIG), events)
+            previous = enter_due_phases(run, _without_removed_phases(load_run(run / CONFIG), config), events)
             resumption = compare_configs(previous, config, change=change)
             resumption.refuse_changes()
             _record_changes(resumption, events)
@@ -311,7 +311,14 @@ def find_differences(config: Config) -> ConfigComparison:
     """Compare a config with that of the run that it continues, without changing anything."""
     if (previous := _saved_config(Path(config.run))) is None:
         return ConfigComparison(config.run)
+    previous = _without_removed_phases(previous, config)
     return compare_configs(with_due_phases(previous, newest_step(Path(config.run)) or 0), config)
+
+
+def _without_removed_phases(previous: Config, config: Config) -> Config:
+    """Return the saved config without its phases, if the config that continues it has none: a phase that would begin at
+    the newest checkpoint does not."""
+    return previous if config.phases else previous.model_copy(update={"phases": config.phases})
 
 
 def config_variables(run: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from megaptm.config import load
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.errors import UserError
 from megaptm.report.summary import report
@@ -122,9 +123,21 @@ def test_weights_only_starts_a_new_optimizer_at_step_0(runs):
     assert losses(branch) == losses(runs.train("init", *CONSTANT, init, "train.init_step=4", "train.steps=2"))
 
 
+def test_weights_only_has_no_steps_of_the_source(runs):
+    """A batch that was changed at the last step is the batch of all steps of the new run."""
+    source, batch = runs.copy("source"), 2 * load(runs.original / "config.yaml").train.batch
+    megaptm("train", source, "train.steps=7", f"train.batch={batch}", "optimizer.restarts=[6]", "--change")
+    assert load(source / "config.yaml").train.ramp is not None
+    branch = Branch.parse([f"run={runs.folder / 'again'}", f"from={source}"], weights_only=True)
+    branch.create()
+    config = load(branch.run / "config.yaml")
+    assert (config.train.batch, config.train.ramp, [*config.optimizer.restarts]) == (batch, None, [])
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["from={0}@4", "train.steps=4"], "the branch starts after step 4, and train.steps is 4, so no step is left"),
         (["from={0}@3"], "from={0}@3: there is no checkpoint of that step; its checkpoints are of steps 2, 4, 6."),
         (
             ["from={0}@newest"],

@@ -169,6 +169,14 @@ def test_finished_run_of_the_first_phase_continues(runs, planned):
     assert losses(run) == losses(planned)
 
 
+def test_branch_without_phases_does_not_enter_the_next_one(runs, planned):
+    words = (f"run={runs.folder / 'branch'}", f"from={planned}@{BORDERS[0]}", "phases=[]", "train.steps=7")
+    megaptm("train", *words)
+    assert [
+        event["kind"] for event in read_events(runs.folder / "branch") if event["kind"] in ("branch", "change")
+    ] == ["branch"]
+
+
 def test_killed_run_enters_the_next_phase(runs, planned):
     """The checkpoint of the border is committed, and the config not yet that of the next phase."""
     run = runs.train("killed", runs.phases, "train.stop_at=2", code=75)
