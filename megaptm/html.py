@@ -14,6 +14,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
 table { border-collapse: collapse; width: 100% }
 td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
+td + td:not(.number) { overflow-wrap: anywhere }
 td.chart { width: 50%; padding-right: 0 }
 .bar { background: var(--bar); height: .9rem; margin-top: .3rem; min-width: 1px; border-radius: 2px }
 .lost .bar { background: var(--lost) }

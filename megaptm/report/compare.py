@@ -28,6 +28,8 @@ PANELS = {
     "tokens_per_second": "tokens/s",
 }
 ABSENT = ""
+MAX_WORD = 32
+"""Maximum width of a column that must not be narrower than its words."""
 WRITTEN = ("data.cursors.", "train.phase_start.")
 """Keys of a config that a run writes when it enters a phase or changes."""
 
@@ -65,7 +67,8 @@ def result_rows(histories: Mapping[str, History]) -> list[list[str]]:
 
 
 def config_differences(configs: Sequence[Config]) -> dict[str, list[str]]:
-    """Return the keys whose values differ among configs, with the values as text, in the order of the configs."""
+    """Return the keys whose values differ among configs, with the values as text, in the order of the configs. A
+    key that is null is absent, as the keys of a section that a config does not have."""
     trees = [_recipe(config) for config in configs]
     differences = {}
     for key in dict.fromkeys(chain.from_iterable(trees)):
@@ -81,7 +84,8 @@ def _recipe(config: Config) -> dict[str, Any]:
     tree = flatten(config.model_dump(mode="json", exclude={"run", "phases"}))
     phases = [] if any(phase_errors(config)) else phases_after(config, config.train.phase_start)
     later = {f"{key}, after step {phase.start:,}": value for phase in phases for key, value in phase.changes.items()}
-    return {key: value for key, value in tree.items() if not f"{key}.".startswith(WRITTEN)} | later
+    present = {key: value for key, value in tree.items() if value is not None and not f"{key}.".startswith(WRITTEN)}
+    return present | later
 
 
 def print_comparison(histories: Mapping[str, History], console: Console) -> None:
@@ -103,7 +107,14 @@ def print_comparison(histories: Mapping[str, History], console: Console) -> None
 def _build_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool) -> Table:
     table = Table(box=None, pad_edge=False)
     for column, title in enumerate(titles):
-        table.add_column(printable(title), justify="right" if numbers and column else "left", overflow="fold")
+        # The words of titles, and keys, are not broken where the values leave space.
+        words = printable(title).split() + [row[0] for row in rows if not column]
+        table.add_column(
+            printable(title),
+            justify="right" if numbers and column else "left",
+            overflow="fold",
+            min_width=min(MAX_WORD, max(map(len, words), default=0)),
+        )
     for row in rows:
         table.add_row(*row)
     return table

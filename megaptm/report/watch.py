@@ -68,7 +68,8 @@ def _draw_lines(history: History, width: int, curve_height: int) -> Iterator[Ren
     yield from draw_curves(loss_curves(history.records), width=max(20, min(width, 100) - 12), height=curve_height)
     if history.marks:
         yield Text()
-        yield from (Text(f"step {mark.step:,}  {mark.text}"[:width], "dim") for mark in history.marks[-NUM_MARKS:])
+        for mark in history.marks[-NUM_MARKS:]:
+            yield Text(f"step {mark.step:,}  {mark.text}", "dim", overflow="ellipsis", no_wrap=True)
 
 
 def _describe_speed(history: History) -> Iterator[str]:

@@ -12,7 +12,7 @@ from megaptm.__main__ import main
 from megaptm.config import config_to_yaml, load
 from megaptm.console import Console
 from megaptm.errors import UserError
-from megaptm.report.compare import config_differences, read_runs, result_rows
+from megaptm.report.compare import config_differences, print_comparison, read_runs, result_rows
 from megaptm.report.curves import MAX_POINTS, other_panels, thin_out
 from megaptm.report.history import History, split_abandoned
 from megaptm.report.marks import KINDS, find_marks
@@ -109,22 +109,25 @@ def test_events_are_marks_at_their_steps():
     }
     marks = [(mark.step, mark.kind, mark.text) for mark in find_marks([*EVENTS, change], RECORDS)]
     assert marks == [
-        (5, "restart", "resume"),
+        (5, "restart", "resume from a checkpoint"),
         (5, "change", "change: optimizer.lr 0.1 -> 0.05, train.batch 8 -> 16"),
         (7, "failure", "worker-lost: rank 1, code -9"),
     ]
 
 
 def test_return_of_the_user_is_no_failure():
+    """Checkpoints that a return sets aside have no marks: nothing happened to the run at their steps."""
+    rates = {"rate_before": 0.0019977069, "rate_after": 0.001}
     events = [
+        {"time": 0.0, "kind": "change", "step": 7, "before": {"train.batch": 8}, "after": {"train.batch": 16}},
         {"time": 1.0, "kind": "abandoned-checkpoint", "step": 9, "path": "step-00000009.abandoned"},
         {"time": 2.0, "kind": "back", "step": 5, "from_step": 9, "skip": 2, "spike": None, "samples": []},
-        {"time": 3.0, "kind": "schedule", "step": 5, "rate_before": 0.0019977069, "before": {}, "after": {}},
+        {"time": 3.0, "kind": "schedule", "step": 7, **rates, "before": {}, "after": {}},
     ]
-    assert [(mark.kind, mark.text) for mark in find_marks(events, [])] == [
-        ("restart", "back: from_step 9, skip 2"),
-        ("change", "schedule: rate_before 0.001998"),
-        ("restart", "abandoned-checkpoint"),
+    assert [(mark.step, mark.kind, mark.text) for mark in find_marks(events, [])] == [
+        (5, "restart", "return from step 9: 2 batches of text skipped"),
+        (7, "change", "change: train.batch 8 -> 16; undone by the return to step 5"),
+        (7, "change", "another schedule: learning rate 0.001998 -> 0.001"),
     ]
 
 
@@ -136,7 +139,7 @@ def test_spike_is_marked():
     records = [{"time": float(step), "step": step, "loss": 9.0 if step == 80 else 3.0} for step in range(1, 100)]
     event = {"time": 80.0, "kind": "spike", "step": 80, "description": "loss 9", "skipped": False}
     [mark] = find_marks([event], records)
-    assert (mark.step, mark.kind, mark.text) == (80, "spike", "spike: description loss 9, skipped False")
+    assert (mark.step, mark.kind, mark.text) == (80, "spike", "spike: loss 9")
 
 
 def test_thinned_curve_keeps_its_extremes():
@@ -224,6 +227,19 @@ def test_config_differences_are_by_key():
         "data.mix": ['{"corpora/tiny": 1.0}', '{"other": 1.0}'],
         "optimizer.lr": ["0.002", "0.5"],
     }
+
+
+def test_keys_of_an_absent_section_are_no_differences():
+    configs = [load(TINY), load(TINY, ["train.ramp={steps: {0: 8, 50: 16}}"])]
+    assert config_differences(configs) == {"train.ramp.steps.0": ["", "8"], "train.ramp.steps.50": ["", "16"]}
+
+
+def test_keys_and_titles_of_a_comparison_are_not_broken(run, tmp_path):
+    runs = [write(tmp_path / f"run-{each}", config=load(TINY, [f"optimizer.lr=0.{each}"])) for each in range(1, 5)]
+    screen = io.StringIO()
+    print_comparison(read_runs([run, *runs]), Console(file=screen, width=80))
+    assert "\noptimizer.lr " in screen.getvalue()
+    assert " validation " in screen.getvalue()
 
 
 def test_config_differences_have_the_values_of_later_phases():
