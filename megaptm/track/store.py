@@ -196,9 +196,11 @@ class MlflowRun:
     def _send_params(self, params: dict[str, str]) -> None:
         """Send parameters of the run to MLflow. MLflow parameters are immutable, so a changed value (the layout after a
         restart) becomes a tag."""
-        sent = self._client.get_run(self._id).data.params
+        data = self._client.get_run(self._id).data
+        sent = data.params
         new = [Param(key, value) for key, value in params.items() if key not in sent]
-        changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if sent.get(key, value) != value]
+        latest = {key: data.tags.get(f"latest.{key}", sent.get(key, value)) for key, value in params.items()}
+        changed = [RunTag(f"latest.{key}", value) for key, value in params.items() if latest[key] != value]
         for start in range(0, len(new), PARAMS_PER_CALL):
             self._client.log_batch(self._id, params=new[start : start + PARAMS_PER_CALL])
         for start in range(0, len(changed), PARAMS_PER_CALL):

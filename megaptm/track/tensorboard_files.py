@@ -32,6 +32,8 @@ class TensorBoardFiles:
         if not state.uploaded_bytes:  # the files of another run, if this one is a copy
             for file in folder.glob(f"*{SUFFIX}"):
                 file.unlink()
+        elif not any(folder.glob(f"*{SUFFIX}")):  # removed by the user
+            state.uploaded_bytes = 0
         self._writer = EventFileWriter(str(folder), filename_suffix=SUFFIX)
         self._starts = False
 

@@ -128,6 +128,15 @@ def test_tensorboard_shows_repeated_steps_once(tmp_path):
     assert values == pytest.approx({step: (9 if step >= 9 else 1) + 1.0 / step for step in range(1, 21)})
 
 
+def test_removed_tensorboard_files_are_written_again(tmp_path):
+    write_two_jobs(tmp_path / "run", "tensorboard")
+    shutil.rmtree(tmp_path / "run/tensorboard")
+    tracker = Tracker(tmp_path / "run", loggers=("tensorboard",))
+    tracker.log_metrics(21, {"loss": 1.0})
+    assert tracker.close(seconds=120) == 0
+    assert [step for step, _ in tensorboard_values(tmp_path / "run", "loss")] == list(range(1, 22))
+
+
 def test_tensorboard_keeps_files_of_the_user(tmp_path):
     """The logger is enabled on an existing run, where a SummaryWriter of the user has written."""
     pytest.importorskip("tensorboard")

@@ -100,6 +100,17 @@ def test_shortened_name_gives_one_warning(tmp_path, caplog):
     assert caplog.text.count("MLflow allows shorter names: it has loss of aaa") == 1
 
 
+def test_parameter_that_returns_to_its_first_value_updates_the_tag(tmp_path):
+    """A run that goes back to an earlier checkpoint has the learning rate of that step again."""
+    for rate in (0.1, 0.2, 0.1):
+        tracker = Tracker(tmp_path / "run")
+        tracker.log_params({"optimizer.lr": rate})
+        assert tracker.close(seconds=120) == 0
+    assert rows(tmp_path / "run", "select key, value from tags where key like 'latest.%'") == [
+        ("latest.optimizer.lr", "0.1")
+    ]
+
+
 def test_changed_parameter_becomes_a_tag(run):
     params = dict(rows(run, "select key, value from params"))
     assert params["layout.data"] == "1"
