@@ -92,7 +92,7 @@ def evaluate_command(
     from megaptm.inference import evaluate as evaluation
     from megaptm.inference.loaded_model import load_model
 
-    tell("reading the checkpoint")
+    tell(f"reading the checkpoint{': the running mean of the weights' if ema else ''}")
     loaded = load_model(model, step=step, ema=ema)
     _refuse_options(further, loaded.evaluate_options, loaded.spec.name)
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")

@@ -76,11 +76,9 @@ def describe_resume(step: int, before: Mapping[str, Any], config: Config) -> str
     line = f"continues from step {step:,}, layout {old if old == new else f'{old} -> {new}'}"
     stop = config.train.stop_at
     is_past_stop = stop is not None and step >= stop  # for example if the command with stop_at is repeated
-    return (
-        f"{line}; train.stop_at ({stop:,}) is past, the run ends at step {config.train.steps:,}"
-        if is_past_stop
-        else line
-    )
+    if is_past_stop:
+        return f"{line}; train.stop_at ({stop:,}) is past, the run ends at step {config.train.steps:,}"
+    return line if stop is None else f"{line}; this job ends at step {stop:,} (train.stop_at)"
 
 
 class TimedLog:

@@ -79,10 +79,9 @@ class ConfigComparison:
                 for key, value in event.before.items():
                     yield f"from step {event.step + 1:,} on, {key} is {event.after[key]}, was {value}"
             if isinstance(event, ScheduleEvent):
-                yield (
-                    f"the learning rate of step {event.step + 1:,} is {event.rate_after:.3g} instead of "
-                    f"{event.rate_before:.3g}"
-                )
+                before, after = f"{event.rate_before:.3g}", f"{event.rate_after:.3g}"
+                if before != after:
+                    yield f"the learning rate of step {event.step + 1:,} is {after} instead of {before}"
 
     def refuse_changes(self) -> None:
         """Raise `UserError` with every key of the config that may not change."""
@@ -161,9 +160,11 @@ def _rate_choices(previous: Config, config: Config, jump: RateJump) -> Iterator[
     changed = " and ".join(
         f"{key} from {_describe_value(old)} to {_describe_value(new)}" for key, old, new in keys if old != new
     )
+    counts_batches = config.train.ramp is not None and config.optimizer.step_unit == "batches"
+    unit = f" (optimizer.decay_steps counts batches of {config.train.batch:,})" if counts_batches else ""
     yield (
         f"{changed} changes the learning rate of the run in {config.run} at step {jump.step + 1}: {jump.after:.3g} "
-        f"instead of {jump.before:.3g}{jump.size}. Set one of these keys to choose the schedule:"
+        f"instead of {jump.before:.3g}{jump.size}. Set one of these keys to choose the schedule{unit}:"
     )
     choices = schedule_choices(previous, config, jump.step)
     *options, last = (f"{choice.override}: {choice.effect}" for choice in choices)

@@ -72,7 +72,10 @@ def test_resume_line_names_step_and_layout():
     assert describe_resume(300, {"data": 2}, config) == (
         "all 300 steps are done; train.steps=600 optimizer.decay_steps=300 continues the run"
     )
-    for step, ending in ((19, ""), (20, "; train.stop_at (20) is past, the run ends at step 300")):
+    for step, ending in (
+        (19, "; this job ends at step 20 (train.stop_at)"),
+        (20, "; train.stop_at (20) is past, the run ends at step 300"),
+    ):
         config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2", "train.stop_at=20"])
         assert (
             describe_resume(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{ending}"

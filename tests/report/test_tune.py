@@ -47,8 +47,9 @@ def test_too_few_steps_are_refused():
 
 
 def test_command_trains_at_rising_rates(real_corpus, tmp_path):
-    """The second command shows the same range without a second run."""
-    words = ["tune", "lr", *arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"))]
+    """The second command shows the same range without a second run. The config keeps its best checkpoints."""
+    keys = ("train.validate_every=2", "checkpoint.every=2", "checkpoint.keep={last: 2, every: 4, best: 1}")
+    words = ["tune", "lr", *arguments("gpt2", tmp_path / "run", real_corpus("byte-bpe"), *keys)]
     words += ["--steps", str(STEPS), "--min-lr", "1e-4", "--max-lr", "1"]
     done = finish(*words)
     assert done.returncode == 0, done.stderr

@@ -337,6 +337,13 @@ def test_jump_of_the_learning_rate_is_refused_with_choices(tmp_path):
     assert again.startswith("optimizer.restarts=[10]: rise to 0.002 and decay again")
 
 
+def test_unit_of_decay_steps_is_named_after_a_change_of_the_batch(tmp_path):
+    ramp = "train.ramp={steps: {0: 8, 4: 16}}"
+    start_run(make_config(tmp_path, "train.steps=10", ramp), ids={})
+    with pytest.raises(UserError, match=r"choose the schedule \(optimizer.decay_steps counts batches of 16\):"):
+        prepare(make_config(tmp_path, "train.steps=20", ramp))
+
+
 @pytest.mark.parametrize(
     ("choice", "rate"),
     [("optimizer.decay_steps=10", 0.0002), ("optimizer.decay_steps=20", 0.0011), ("optimizer.restarts=[10]", 0.002)],
