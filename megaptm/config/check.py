@@ -54,6 +54,13 @@ def config_errors(config: Config) -> Iterator[str]:
         yield from rules(config)
 
 
+def check_layout(config: Config) -> None:
+    """Check the layout of a config that is valid with another layout: raise the first broken rule as a `UserError`."""
+    for rules in (_layout_errors, _communication_errors, _extensions_errors, _batch_errors, own_rule_errors):
+        for rule in rules(config):
+            raise UserError(rule)
+
+
 def model_errors(model: ModelConfig) -> Iterator[str]:
     """Yield an error for every broken rule of a model by itself."""
     unknown = list(_family_and_size_errors(model))

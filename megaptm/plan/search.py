@@ -9,7 +9,7 @@ from functools import cache
 from itertools import product
 
 from megaptm.config import Config, Layout
-from megaptm.config.check import check
+from megaptm.config.check import check_layout
 from megaptm.config.stage_division import cut_layout, is_evenly_cut
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
@@ -50,7 +50,7 @@ class Search:
 
 
 def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
-    """Return all layouts of `config` on exactly `devices` devices."""
+    """Return all layouts of `config`, which is valid, on exactly `devices` devices."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
     refused = Counter[str]()
@@ -60,7 +60,7 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
     ] = {}  # independent of micro-batch and recomputation
     for layout in _list_layouts(config, machine, devices):
         try:
-            check(config.model_copy(update={"layout": layout}))
+            check_layout(config.model_copy(update={"layout": layout}))
         except UserError as error:
             refused[_short_reason(str(error))] += 1
             continue

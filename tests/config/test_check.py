@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from megaptm.config import Config, load, resolve_model
+from megaptm.config import Config, Layout, load, resolve_model
+from megaptm.config.check import check, check_layout
 from megaptm.config.model import with_input_keys, with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
@@ -31,6 +33,28 @@ def test_every_config_loads_its_own_model(path):
 def test_every_published_size_has_a_config():
     sizes = {(name, size) for name, family in CATALOGUE.items() for size in family.sizes if "literal" not in size}
     assert sizes <= {(path.parent.name, path.stem) for path in FAMILY_CONFIGS}
+
+
+def first_error(rules, config):
+    try:
+        rules(config)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", ["gpt3/small", "t5/small"])
+def test_layout_is_checked_by_its_own_rules(name):
+    """A search of layouts checks only rules that depend on the layout."""
+    valid = load(CONFIGS / f"{name}.yaml", ["layout={data: 1, microbatch: 1}"])
+    axes = product((2, 3), (1, 5), (1, 4), (1, 2), (1, 4), (True, False))
+    keys = ("data", "tensor", "pipeline", "virtual", "microbatch", "sequence_parallel")
+    layouts = [Layout(**dict(zip(keys, values, strict=True))) for values in axes]
+    configs = [valid.model_copy(update={"layout": layout}) for layout in layouts]
+    errors = [first_error(check, config) for config in configs]
+    assert errors == [first_error(check_layout, config) for config in configs]
+    assert {error.partition(" ")[0] for error in errors if error} >= {"train.batch", "layout.tensor"}
+    assert None in errors
 
 
 def test_custom_size():
