@@ -6,7 +6,9 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +183,14 @@ def layer_of_key(key: str, value: Any, *, where: str) -> ConfigLayer:
 
 
 def _parse_yaml(text: str, *, where: str) -> tuple[Any, dict[str, int]]:
+    """Return the values of a YAML text, and the line of each dotted key. Error messages start with `where`."""
+    values, lines = _parse_yaml_once(text, where)
+    return deepcopy(values), lines
+
+
+@lru_cache(maxsize=64)
+def _parse_yaml_once(text: str, where: str) -> tuple[Any, dict[str, int]]:
+    """Parse a YAML text. Most of the time to read a config would be spent on parsing configs/defaults.yaml again."""
     try:
         loader = YamlLoader(text, where)
         node = loader.get_single_node()
