@@ -98,25 +98,22 @@ def test_commands_of_the_page_run(package: Path, tmp_path: Path) -> None:
 
 
 def test_package_passes_the_tests_of_all_families(package: Path) -> None:
-    """Parameter counts, memory, model, conversion, pipeline stages."""
+    """Parameter counts, memory, model, conversion; a layout with tensor ranks and pipeline stages."""
+    layout = "tests/layouts/test_layouts.py::test_layout_changes_no_result[marsh-wren-TP2+SPxPP2 recompute]"
     output = run(
-        *("pytest", "-p", "no:cacheprovider", "-vv", "-m", "not drill", "-k", "wren", *files_with_families()),
+        *("pytest", "-p", "no:cacheprovider", "-vv", "-m", "not drill", "-k", "wren", *files_with_families(), layout),
         folder=ROOT,
         path=(ROOT, package),
     )
     passed = set(re.findall(r"^(tests/\S+\.py)::\S*\[.*marsh-wren.* PASSED", output, re.MULTILINE))
     assert {
+        "tests/layouts/test_layouts.py",
         "tests/models/test_parts.py",
         "tests/models/test_visibility.py",
         "tests/plan/test_count.py",
     } <= passed
     passed = set(re.findall(r"^(tests/\S+\.py)::\S*\[wren.* PASSED", output, re.MULTILINE))
     assert {"tests/hub/test_huggingface.py", "tests/parity/test_families.py"} <= passed
-
-
-def test_package_is_the_same_on_tensor_and_pipeline_ranks(package: Path) -> None:
-    test = "tests/layouts/test_layouts.py::test_layout_changes_no_result[marsh-wren-TP2+SPxPP2 recompute]"
-    assert "1 passed" in run("pytest", "-p", "no:cacheprovider", test, folder=ROOT, path=(ROOT, package))
 
 
 def test_own_tests_of_the_package_pass(package: Path) -> None:

@@ -32,9 +32,9 @@ main.list_commands(click.Context(main))  # adds the commands of extensions
 
 # Arguments that are appended to make a run small. Later ones take precedence.
 SMALLER = {
-    "corpus build": ["limit_bytes=600000", "workers=0"],
-    "train": ["train.steps=4", "train.validate_every=2", "train.validate_batches=1", "checkpoint.every=2"],
-    "cache-logits": ["train.steps=4", "train.validate_batches=1"],
+    "corpus build": ["limit_bytes=250000", "workers=0"],
+    "train": ["train.steps=2", "train.validate_every=1", "train.validate_batches=1", "checkpoint.every=1"],
+    "cache-logits": ["train.steps=2", "train.validate_batches=1"],
     "evaluate": ["--rows", "4"],
     "generate": ["--tokens", "8"],
     "launch ray": ["--dry-run"],
@@ -120,6 +120,8 @@ def test_commands_of_pages_run_in_order(folder: Path, monkeypatch: pytest.Monkey
         # Runs are of one page; corpora remain for the next page.
         shutil.rmtree(folder / "runs", ignore_errors=True)
         for command in filter(is_run, commands_of(page)):
+            if command.text in ran and command.words[1] == "plan":
+                continue  # reads no files of the reader
             run(command, folder)
             ran.append(command.text)
     commands = {name for text in ran for name in COMMANDS if text.startswith(f"megaptm {name} ")}

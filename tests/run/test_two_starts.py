@@ -10,7 +10,7 @@ from tests.processes import send
 
 def test_second_start_is_refused_before_the_first_step(tmp_path, real_corpus):
     run, corpus = tmp_path / "run", real_corpus("byte-bpe")
-    job = start("train", *arguments("gpt2", run, corpus, "train.steps=1000000", "layout.data=2"))
+    job = start("train", *arguments("gpt2", run, corpus, "train.steps=1000000"))
     ranks = wait_for(lambda: family_of(job), job)
     send(ranks, signal.SIGSTOP)
     wait_for(lambda: read_events(run), job)

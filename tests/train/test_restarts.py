@@ -8,6 +8,7 @@ import pytest
 from megaptm.report.history import History
 from megaptm.track import read_metrics
 from tests.drills.program import arguments, checkpoints, losses, resumed_at, start, wait_for
+from tests.forked import megaptm
 
 
 def rank_process(run, rank):
@@ -34,8 +35,7 @@ def test_run_continues_after_a_rank_was_killed(real_corpus, tmp_path):
     assert "Starting all ranks again from the checkpoint of step " in errors
     [step] = resumed_at(run)
     assert step >= 8
-    undisturbed = start("train", *arguments("gpt2", tmp_path / "whole", real_corpus("byte-bpe"), *shared))
-    assert undisturbed.wait(timeout=200) == 0
+    megaptm("train", *arguments("gpt2", tmp_path / "whole", real_corpus("byte-bpe"), *shared))
     last = {number: values[-1:] for number, values in losses(run).items()}
     assert last == losses(tmp_path / "whole")
     check_effective_time(run)
