@@ -32,7 +32,7 @@ from rich.console import Console
 
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.data import Loader, open_mix
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.families.vit.corpus.build import build_images
 from megaptm.families.vit.corpus.recipe import ImageRecipe
 from megaptm.tokenizers import load
@@ -92,7 +92,7 @@ def open_megaptm(corpus: Path, kind: ImageCorpus, batch: int, workers: int) -> I
     if not workers:  # as in a consumer without workers; megaptm would use a thread
         first = 0
         while True:
-            yield as_tensors(stack_samples(mix, range(first, first + batch)))
+            yield batch_to_tensors(stack_samples(mix, range(first, first + batch)))
             first += batch
     with Loader(mix, batch=batch, microbatch=batch, workers=workers, prefetch=PREFETCH) as loader:
         for _, [batch_] in loader:

@@ -25,7 +25,7 @@ from common.options import Options
 from common.s3 import serve
 
 from megaptm.data import Loader, ShardWriter, open_mix, write_manifest
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.objectives import SpecialTokens
 
 LENGTH, BATCH = 512, 8
@@ -84,10 +84,10 @@ def measure_loader(corpus: str, special: SpecialTokens, *, workers: int, seconds
 def measure_without_loader(corpus: str, special: SpecialTokens, seconds: float) -> float:
     """Return samples per second of a consumer that makes its own batches, as peers without workers do."""
     mix = open_mix({corpus: 1.0}, objective="causal-lm", sequence=LENGTH, seed=0, special=special)
-    as_tensors(stack_samples(mix, range(BATCH)))
+    batch_to_tensors(stack_samples(mix, range(BATCH)))
     start, samples = time.perf_counter(), BATCH
     while time.perf_counter() - start < seconds:
-        as_tensors(stack_samples(mix, range(samples, samples + BATCH)))
+        batch_to_tensors(stack_samples(mix, range(samples, samples + BATCH)))
         samples += BATCH
     return (samples - BATCH) / (time.perf_counter() - start)
 

@@ -23,7 +23,7 @@ from common.rounds import median_seconds
 from families import make_batch, make_spec, megaptm_step
 
 from megaptm.data import ShardWriter, open_mix, write_manifest
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.families import CATALOGUE
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import BaseObjective
@@ -88,10 +88,10 @@ def write_corpus(folder: Path, documents: int) -> None:
 def measure_objective(corpus: str, objective: BaseObjective, seconds: float) -> float:
     """Return samples per second of CPU time."""
     mix = open_mix({corpus: 1.0}, objective=objective, sequence=LENGTH, seed=0, special=SPECIAL)
-    as_tensors(stack_samples(mix, range(BATCH)))
+    batch_to_tensors(stack_samples(mix, range(BATCH)))
     start, samples = time.process_time(), BATCH
     while time.process_time() - start < seconds:
-        as_tensors(stack_samples(mix, range(samples, samples + BATCH)))
+        batch_to_tensors(stack_samples(mix, range(samples, samples + BATCH)))
         samples += BATCH
     return (samples - BATCH) / (time.process_time() - start)
 

@@ -16,7 +16,7 @@ from data_pipeline.settings import parse_settings
 from data_pipeline.sources import OnError, Source
 from data_pipeline.sources.overrides import check_overrides
 from megaptm.config.shipped import find_config
-from megaptm.config.yamls import read_file, read_override
+from megaptm.config.yamls import read_override, read_yaml_file
 from megaptm.errors import UserError, nearest
 from megaptm.plugins import is_plugin, load_plugin
 from megaptm.tokenizers import check_options
@@ -146,7 +146,9 @@ def read_recipe(source: Sequence[str], settings: Sequence[str] = ()) -> Recipe:
     if source and not named and any(word.startswith("sources=") for word in settings):
         raise UserError(f"sources=... would replace {', '.join(source)}: give all sources in one of the two ways.")
     where = source[0] if named else "the corpus"
-    content: dict[str, Any] = read_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
+    content: dict[str, Any] = (
+        read_yaml_file(find_config(Path(source[0]))).values if named else {"sources": list(source)}
+    )
     for setting in settings:
         content = _merge_settings(content, read_override(setting).values)
     for name in content:

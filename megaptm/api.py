@@ -46,14 +46,14 @@ def load_words(run: PathLike, *, step: int | None = None) -> WordVectors:
 
     `step` selects the checkpoint, by default the newest.
     """
-    from megaptm.config import resolve
+    from megaptm.config import resolve_spec
     from megaptm.run.checkpoint import open_checkpoint
     from megaptm.spec import LayerlessFamily
 
     if not isinstance(run, (str, os.PathLike)):
         raise UserError(f"run must be the folder of a run, not {run!r}.")
     checkpoint = open_checkpoint(Path(run), step=step)
-    family = resolve(checkpoint.config).family
+    family = resolve_spec(checkpoint.config).family
     if not isinstance(family, LayerlessFamily):
         raise UserError(
             f"{checkpoint.run} is a run of {family.name}, which has no word vectors: use `megaptm export hf` or "
@@ -82,12 +82,12 @@ def build_model(
     `family` is a family of the catalogue (`megaptm families`) or your own, `package.module:NAME`. `changes` are further
     keys of a config's section `model`: `layers`, `width`, `heads`, `ffn`, `vocabulary`, `context`, `dropout` ...
     """
-    from megaptm.config import read_model
+    from megaptm.config import read_model_spec
     from megaptm.models.initial import init_weights
     from megaptm.models.model import Model
 
     target = _check_device(device)
-    model = Model(read_model({"family": family, "size": size, **changes}, "megaptm.build_model"))
+    model = Model(read_model_spec({"family": family, "size": size, **changes}, "megaptm.build_model"))
     init_weights(model, seed)
     return model.to(target)
 

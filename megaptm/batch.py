@@ -171,7 +171,7 @@ def _describe_type(value: object) -> str:
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 
-def fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
+def batch_fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
     """Return int64 batch fields with this shape of a sample (a batch adds B in front)."""
     return dict.fromkeys(names, Field(shape))
 

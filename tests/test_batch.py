@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from megaptm.batch import IGNORED, INPUT_FIELDS, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, INPUT_FIELDS, BatchSpec, Field, batch_fields
 
 READS = ("tokens", "segments", "positions", "document_ids", "order", "global_tokens")
 SPEC = BatchSpec(
     {"": 4, "right_": 4},
-    fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
+    batch_fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
     | {"uniforms": Field((4,), "float32")}
-    | fields((4,), "span_left", "span_right", "span_offset")
-    | fields((), "reset_state", "backward")
+    | batch_fields((4,), "span_left", "span_right", "span_offset")
+    | batch_fields((), "reset_state", "backward")
     | {"task_ids": Field((), is_input=True)}
     | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
 )
@@ -36,7 +36,7 @@ def test_absent_inputs_are_padding(prefix):
 
 
 def test_padding_without_a_padding_token():
-    spec = BatchSpec({"": 6}, fields((6,), "tokens", "labels"))
+    spec = BatchSpec({"": 6}, batch_fields((6,), "tokens", "labels"))
     sample = spec.pad_sample({"tokens": np.arange(1, 4), "labels": np.arange(1, 4)}, pad=None)
     assert sample["tokens"].tolist() == [1, 2, 3, 0, 0, 0]
     assert sample["labels"].tolist() == [1, 2, 3, *[IGNORED] * 3]

@@ -202,7 +202,7 @@ def test_families_list_reads_no_configs(monkeypatch):
     """Reading hundreds of configs took seconds without any output."""
     from megaptm.__main__ import main
 
-    monkeypatch.setattr("megaptm.config.read.read_file", None)
+    monkeypatch.setattr("megaptm.config.read.read_yaml_file", None)
     assert "gpt3-banded: decoder" in CliRunner().invoke(main, ["families"], catch_exceptions=False).output
 
 

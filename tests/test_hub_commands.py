@@ -9,7 +9,7 @@ from megaptm.commands.evaluate import evaluate_command
 from megaptm.commands.export import export_group
 from megaptm.commands.imports import import_group
 from megaptm.data import open_mix
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.models.initial import initial_value
@@ -82,7 +82,7 @@ def test_imported_model_can_be_trained(tmp_path):
     config = trained.config
     special = trained.tokenizer.special
     mix = open_mix(config.data.mix, objective="causal-lm", sequence=32, seed=config.train.seed, special=special)
-    batch = as_tensors(stack_samples(mix, range(config.train.batch)))
+    batch = batch_to_tensors(stack_samples(mix, range(config.train.batch)))
     total, words = trained.model(batch).losses["lm"]
 
     megaptm("train", again, "train.steps=2", "train.log_every=1", "track.enabled=false", "layout.tensor=2")
@@ -168,10 +168,10 @@ def test_missing_head_is_initialized_and_reported(tmp_path):
 def test_published_size_is_recognized(tmp_path):
     from megaptm.families import CATALOGUE
     from megaptm.hub.import_run import _size_name
-    from megaptm.spec import published
+    from megaptm.spec import published_spec
 
-    assert _size_name(published(CATALOGUE["t5"], "3b")) == "3b"
-    assert _size_name(published(CATALOGUE["gpt2"], "medium")) == "medium"
+    assert _size_name(published_spec(CATALOGUE["t5"], "3b")) == "3b"
+    assert _size_name(published_spec(CATALOGUE["gpt2"], "medium")) == "medium"
 
 
 def test_export_prints_how_to_load_it(tmp_path):

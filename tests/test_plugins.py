@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaptm.config import UncheckedConfig, load, load_run
+from megaptm.config import UncheckedConfig, load, load_run_config
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.models.head_costs import HEADS
@@ -165,13 +165,13 @@ def received(tmp_path, monkeypatch):
 
 def test_code_of_a_received_run_is_not_imported(received):
     with pytest.raises(UserError, match=rf"names code in module `{received.module}`.*--allow-code {received.module}"):
-        load_run(received.config)
+        load_run_config(received.config)
     assert not received.mark.exists()
 
 
 def test_code_of_a_received_run_is_imported_if_allowed(received, monkeypatch):
     monkeypatch.setenv(ALLOW_CODE, f"other,{received.module}")
-    load_run(received.config)
+    load_run_config(received.config)
     assert received.mark.exists()
 
 
@@ -182,7 +182,7 @@ def test_draft_imports_no_code_of_the_run(received):
 
 def test_module_named_by_the_user_is_imported(received):
     with pytest.raises(UserError):
-        load_run(received.config)
+        load_run_config(received.config)
     load(ROOT / "configs/bert/tiny.yaml", [f"objective={{a: {{task: '{received.module}:Rewritten'}}}}"])
     assert received.mark.exists()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.check.finding import CheckInput, Finding, number_with_noun
-from megaptm.config import resolve
+from megaptm.config import resolve_spec
 from megaptm.config.schedule import config_warnings
 from megaptm.plan.count import count_parameters
 
@@ -17,7 +17,7 @@ def check_config(case: CheckInput) -> Iterator[Finding]:
     if case.config_errors:
         return
     config, layout = case.config, case.config.layout
-    parameters = count_parameters(resolve(config))
+    parameters = count_parameters(resolve_spec(config))
     processes = number_with_noun(layout.processes, "process", "processes")
     yield Finding(
         "config",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from megaptm.check.finding import CheckInput, Finding
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.plan.checkpoint_cost import estimate_checkpoint_cost
 from megaptm.plan.count import count_parameters
 from megaptm.plan.machine import Machine
@@ -28,7 +28,7 @@ def check_memory(case: CheckInput) -> Iterator[Finding]:
         remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
         yield Finding(TOPIC, "unknown", f"unknown whether a rank fits on its device: {remedy}.")
         return
-    if isinstance(spec := resolve(case.config), LayerlessSpec):
+    if isinstance(spec := resolve_spec(case.config), LayerlessSpec):
         yield _check_tables(case.config, machine, spec)
         return
     workload = make_workload(case.config)

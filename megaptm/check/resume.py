@@ -11,7 +11,7 @@ from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER, newest_step
 from megaptm.checkpoint.files import DamagedError
 from megaptm.checkpoint.store import Store
-from megaptm.config import Config, load_run, resolve
+from megaptm.config import Config, load_run_config, resolve_spec
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.run.changes import compare_configs
@@ -35,7 +35,7 @@ def check_resume(case: CheckInput) -> Iterator[Finding]:
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and has_checkpoint(run):
-        saved = with_due_phases(load_run(run / CONFIG), newest_step(run) or 0)
+        saved = with_due_phases(load_run_config(run / CONFIG), newest_step(run) or 0)
         with with_temporary_cache(case.config) as config:
             faults = compare_configs(saved, config, change=case.change).faults
         yield from (Finding(TOPIC, "fault", fault) for fault in faults)
@@ -97,7 +97,7 @@ def _require_compatible(case: CheckInput, checkpoint: Checkpoint) -> None:
         except UserError:
             return
     tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
-    refuse_other_model(checkpoint, compatibility(resolve(case.config), tokenizer))
+    refuse_other_model(checkpoint, compatibility(resolve_spec(case.config), tokenizer))
     ids = {location: manifest.id for location, manifest in manifests.items()}
     refuse_other_text(checkpoint, ids, may_change=changes_data(case.config, checkpoint))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from megaptm.check.finding import CheckInput, Finding
 from megaptm.checkpoint.files import HashedWriter, hash_file, human_bytes
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk
 from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
@@ -101,7 +101,7 @@ def _commit_test_checkpoint(run: Path) -> None:
 
 def _check_space(config: Config, run: Path, disk: Disk, probe: Path) -> Finding:
     """Check the space of the run folder for the retained checkpoints, the one being written, and one export."""
-    parameters = count_parameters(resolve(config))
+    parameters = count_parameters(resolve_spec(config))
     size, ranks = checkpoint_bytes(config, parameters), config.layout.processes
     if config.hub.export_every is not None:  # a Hugging Face copy of each, at most
         size += EXPORT_BYTES * parameters

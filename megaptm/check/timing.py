@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
 from megaptm.check.finding import CheckInput, Finding
-from megaptm.config import resolve
+from megaptm.config import resolve_spec
 from megaptm.errors import UserError
 from megaptm.plan.failures import DAY
 from megaptm.plan.plan import Plan, make_plan
@@ -36,7 +36,7 @@ def check_time(case: CheckInput) -> Iterator[Finding]:
         remedy = "correct the config first" if case.config_errors else "name a machine with --machine"
         yield Finding(TOPIC, "unknown", f"the time of a step is unknown: {remedy}.")
         return
-    if isinstance(spec := resolve(case.config), LayerlessSpec):
+    if isinstance(spec := resolve_spec(case.config), LayerlessSpec):
         unknown = f"the time of a step is unknown for {spec.family.title}: run a few steps to see it."
         yield Finding(TOPIC, "unknown", unknown)
         return

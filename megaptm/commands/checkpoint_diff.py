@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from megaptm.config.yamls import flatten
+from megaptm.config.yamls import flatten_keys
 from megaptm.models.weight_groups import group_weights
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import shown
@@ -97,7 +97,7 @@ def _recipe(checkpoint: RunCheckpoint) -> dict[str, Any]:
     """Return the flat config that a checkpoint was trained with. The checkpoint of an import has no config: return that
     of the run."""
     saved = checkpoint.checkpoint.state.get("config")
-    return flatten(saved if isinstance(saved, dict) else checkpoint.config.model_dump(mode="json"))
+    return flatten_keys(saved if isinstance(saved, dict) else checkpoint.config.model_dump(mode="json"))
 
 
 def _format_numbers(label: str, numbers: tuple[int | None, int | None]) -> str:

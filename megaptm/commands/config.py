@@ -32,11 +32,11 @@ def keys(section: str | None, markdown: bool) -> None:
       megaptm config keys optimizer
       megaptm config keys train.batch
     """
-    from megaptm.config.reference import as_markdown, find_sections
+    from megaptm.config.reference import config_keys_as_markdown, find_sections
 
     sections = find_sections(section)
     if markdown:
-        click.echo(as_markdown(sections), nl=False)
+        click.echo(config_keys_as_markdown(sections), nl=False)
         return
     from rich.table import Table
     from rich.text import Text

@@ -123,9 +123,9 @@ def _refuse_options(values: Mapping[str, Any], known: Collection[str], model: st
 
 def _layerless_family(run: Path) -> LayerlessFamily | None:
     """Return the family of a run, if its models have no layers."""
-    from megaptm.config import load_run, resolve
+    from megaptm.config import load_run_config, resolve_spec
     from megaptm.run.folder import CONFIG
     from megaptm.spec import LayerlessFamily
 
-    family = resolve(load_run(run / CONFIG)).family
+    family = resolve_spec(load_run_config(run / CONFIG)).family
     return family if isinstance(family, LayerlessFamily) else None

@@ -96,10 +96,10 @@ def _family_json(family: Any) -> dict[str, Any]:
     from megaptm.hub.counterparts import hugging_face_models
     from megaptm.objectives import build_objective
     from megaptm.plan.count import count_parameters
-    from megaptm.spec import published
+    from megaptm.spec import published_spec
 
     sizes = {
-        size: {"parameters": count_parameters(published(family, size)), **asdict(table)}
+        size: {"parameters": count_parameters(published_spec(family, size)), **asdict(table)}
         for size, table in family.sizes.items()
     }
     return {

@@ -142,14 +142,14 @@ def _search_layout(
 ) -> Config:
     """Return the config with the fastest layout; with full sharding if the config has it. The layout of the config
     itself need not be valid."""
-    from megaptm.config import Layout, UncheckedConfig, draft
+    from megaptm.config import Layout, UncheckedConfig, read_config_draft
     from megaptm.plan.search import fastest_layout, search_layouts
 
     devices = _configured_devices(path, overrides) if nodes is None else _num_devices(machine, nodes)
     config = UncheckedConfig.read(path, [*overrides, "layout=auto"]).load_without_plan()
     if config.phases:
         raise UserError(f"--search plans runs without phases: `megaptm plan {path} layout=auto` plans each phase.")
-    configured = draft(path, overrides).config
+    configured = read_config_draft(path, overrides).config
     if configured is not None and configured.layout.full_sharding:
         config = config.model_copy(update={"layout": Layout(full_sharding=True)})
     candidates = search_layouts(config, machine, devices)
@@ -173,10 +173,10 @@ def _layout_overrides(config: Config) -> list[str]:
 def _configured_devices(path: Path, overrides: tuple[str, ...]) -> int:
     """Return the number of devices of the configured layout, which need not be valid. Other errors of the config are
     raised."""
-    from megaptm.config import draft
+    from megaptm.config import read_config_draft
     from megaptm.config.check import config_errors
 
-    config_draft = draft(path, overrides)
+    config_draft = read_config_draft(path, overrides)
     allowed = set() if config_draft.config is None else set(config_errors(config_draft.config))
     if errors := [error for error in config_draft.mistakes if error not in allowed]:
         raise UserError(errors[0])

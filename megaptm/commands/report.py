@@ -56,11 +56,11 @@ def report_command(runs: tuple[Path, ...], html: Path | None, samples: int, uplo
 def _samples(history: History, count: int) -> tuple[list[tuple[str, Text]], str]:
     """Return the first training samples of a run with titles and texts, or why there are none."""
     from megaptm.commands.inspect import shown_samples
-    from megaptm.config import load_run
+    from megaptm.config import load_run_config
     from megaptm.run.folder import CONFIG
 
     try:
-        config = load_run(history.run / CONFIG)
+        config = load_run_config(history.run / CONFIG)
         first = 0 if config.data.cursors is None else config.data.cursors.sample  # that the present mix gives
         return shown_samples(config, split="train", first=first, count=count), ""
     except UserError as error:

@@ -1,7 +1,15 @@
 """Configs: from YAML to a typed and checked `Config`. Does not import torch."""
 
-from megaptm.config.model import resolve, resolve_model
-from megaptm.config.read import Draft, UncheckedConfig, config_to_yaml, draft, load, load_run, read_model
+from megaptm.config.model import resolve_model, resolve_spec
+from megaptm.config.read import (
+    Draft,
+    UncheckedConfig,
+    config_to_yaml,
+    load,
+    load_run_config,
+    read_config_draft,
+    read_model_spec,
+)
 from megaptm.config.schema import (
     CheckpointConfig,
     CommunicationConfig,

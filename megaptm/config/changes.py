@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.schema import Config, RampConfig
-from megaptm.config.yamls import flatten
+from megaptm.config.yamls import flatten_keys
 from megaptm.families import find_family
 from megaptm.objectives.compose import is_continued_objective
 from megaptm.spec import LayerlessFamily
@@ -57,7 +57,7 @@ def with_past(previous: Config, config: Config, done: int, *, accepts: bool) -> 
 
 def find_changes(previous: Config, config: Config, done: int) -> Iterator[ConfigChange]:
     """Yield the keys of a config whose values alter the run that it continues after `done` steps."""
-    before, now = flatten(previous.model_dump()), flatten(config.model_dump())
+    before, now = flatten_keys(previous.model_dump()), flatten_keys(config.model_dump())
     for key in sorted(before.keys() | now.keys()):
         old, new = before.get(key), now.get(key)
         if key == "run" or _is_equal(old, new):

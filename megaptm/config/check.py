@@ -19,7 +19,7 @@ from megaptm.config.phases import phase_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import Config, Layout, ModelConfig
 from megaptm.config.sections.extensions import used_sections
-from megaptm.config.stage_division import cut_errors
+from megaptm.config.stage_division import stage_division_errors
 from megaptm.config.validation_rules import validation_errors
 from megaptm.errors import UserError, nearest
 from megaptm.families import FAMILIES, find_family
@@ -32,7 +32,7 @@ Rules = Callable[[Config], Iterator[str]]
 NEEDED_BY_CUSTOM = ("layers", "width", "heads", "ffn")
 
 
-def check(config: Config) -> None:
+def refuse_invalid_config(config: Config) -> None:
     """Check a config: raise the first broken rule as a `UserError`."""
     for rule in config_errors(config):
         raise UserError(rule)
@@ -281,7 +281,7 @@ def _layout_errors(config: Config) -> Iterator[str]:
         if count % tensor:
             yield f"layout.tensor ({tensor}) must divide the {count} {unit} of {title}."
             break  # a value that divides this one may also divide the others
-    yield from cut_errors(layout, spec, title)
+    yield from stage_division_errors(layout, spec, title)
     yield from _full_sharding_errors(layout, spec)
     yield from context_errors(config, spec)
     if layout.recompute_every > 1 and layout.recompute == "none":

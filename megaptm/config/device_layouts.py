@@ -33,7 +33,7 @@ def select_layout(
     return {**without_devices, "layout": {**defaults, **explicit}}, devices if devices_level >= data_level else None
 
 
-def without_stale_cut(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -> dict[str, Any]:
+def without_stale_stages(values: Mapping[str, Any], levels: Sequence[Sequence[ConfigLayer]]) -> dict[str, Any]:
     """Return `values` without a list in `layout.layers_per_stage` that a file or override sets before a later one
     changes the number of stages."""
     layout = values.get("layout")

@@ -32,7 +32,7 @@ def learning_rate_at(config: Config, step: int, *, rose: int | None = None) -> f
     )
 
 
-def decay_end(config: Config, step: int) -> int:
+def learning_rate_decay_end(config: Config, step: int) -> int:
     """Return the `optimizer.decay_steps` that continues the present decay of the learning rate at `step`, whatever
     `train.steps` becomes."""
     if config.optimizer.decay_steps is not None:

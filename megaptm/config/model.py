@@ -62,7 +62,7 @@ def with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
     return replace(record, **{field: value for field, value in configured.items() if value is not None})
 
 
-def resolve(config: Config) -> ModelSpec | LayerlessSpec:
+def resolve_spec(config: Config) -> ModelSpec | LayerlessSpec:
     """Resolve the model of a config: the family's model with the config's changes.
 
     The config must have been checked (`config.load`). Raises `UserError` for an unknown family.
@@ -149,7 +149,7 @@ def _common_options(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def with_resolved_model(config: Config) -> Config:
     """Return the config with all sizes of the model filled in, so that a later change of a table does not affect the
     run."""
-    spec = resolve(config)
+    spec = resolve_spec(config)
     if isinstance(spec, LayerlessSpec):
         model_values = {name: getattr(spec.size, name) for name in spec.family.size_fields}
         model_values |= {"vocabulary": spec.vocabulary}

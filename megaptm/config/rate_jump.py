@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from megaptm.config.check import config_errors
-from megaptm.config.learning_rate import decay_end, learning_rate_at, peak_learning_rate
+from megaptm.config.learning_rate import learning_rate_at, learning_rate_decay_end, peak_learning_rate
 from megaptm.config.schema import Config
 
 SCHEDULE_KEYS = ("train.steps", "optimizer.decay_steps", "optimizer.restarts")
@@ -63,14 +63,14 @@ def schedule_choices(old: Config, new: Config, step: int) -> list[ScheduleChoice
 def _list_choices(old: Config, new: Config, step: int) -> Iterator[ScheduleChoice]:
     steps, restarts = new.train.steps, old.optimizer.restarts
     new = _with_choice(new, ScheduleChoice("optimizer.restarts", restarts, "as before"))
-    keep = ScheduleChoice("optimizer.decay_steps", decay_end(old, step), "fall as before")
+    keep = ScheduleChoice("optimizer.decay_steps", learning_rate_decay_end(old, step), "fall as before")
     last = learning_rate_at(_with_choice(new, keep), steps - 1)
     if steps <= old.train.steps:
         yield keep
     elif last > 0.0:  # training at a rate of zero has no effect
         yield replace(keep, effect=f"decay as before, then stay at {last:.3g} until the end")
     to_the_end = ScheduleChoice("optimizer.decay_steps", None, "decay until the end")
-    spread = replace(to_the_end, value=decay_end(_with_choice(new, to_the_end), step))
+    spread = replace(to_the_end, value=learning_rate_decay_end(_with_choice(new, to_the_end), step))
     first = learning_rate_at(_with_choice(new, spread), step)
     yield replace(spread, effect=f"spread the decay over all {steps:,} steps, continuing at {first:.3g}")
     past = [restart for restart in restarts if restart < step]

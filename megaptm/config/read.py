@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from megaptm.config.changes import find_changes, with_past
 from megaptm.config.check import config_errors, model_errors
-from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices, without_stale_cut
+from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices, without_stale_stages
 from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, with_resolved_model
 from megaptm.config.phases import UNTIL, Phase, first_layers, phases_after, with_ramp_steps
@@ -23,8 +23,8 @@ from megaptm.config.schedule import with_initial_warmup, with_limited_warmup
 from megaptm.config.schema import Config, DeviceLayout, Layout, ModelSection
 from megaptm.config.sections.extensions import extension_sections, used_sections
 from megaptm.config.shipped import find_config, find_shipped
-from megaptm.config.stage_division import with_cut
-from megaptm.config.yamls import ConfigLayer, YamlDumper, read_file, read_mapping, read_override
+from megaptm.config.stage_division import with_stage_division
+from megaptm.config.yamls import ConfigLayer, YamlDumper, read_config_mapping, read_override, read_yaml_file
 from megaptm.errors import UserError
 from megaptm.plugins import NAMED_BY_RUNS, NAMED_BY_USER, named_modules
 from megaptm.spec import ModelSpec
@@ -88,7 +88,7 @@ class UncheckedConfig:
     def from_mapping(cls, values: Mapping[str, Any], overrides: Sequence[str] = ()) -> UncheckedConfig:
         """Read a config from a mapping instead of a file. Its `extends` is a path relative to the working directory, or
         a shipped config's name."""
-        layer = read_mapping(values, PYTHON_CONFIG)
+        layer = read_config_mapping(values, PYTHON_CONFIG)
         parent = _pop_parent(layer, PYTHON_CONFIG)
         above = [] if parent is None else _read_with_parents(find_config(Path(parent)), ())
         return cls._of_layers(Path(PYTHON_CONFIG), (*above, layer), overrides)
@@ -170,7 +170,7 @@ class UncheckedConfig:
             return Draft(config, (*mistakes, *broken))
         config = with_resolved_model(config)
         try:
-            config = with_cut(config)
+            config = with_stage_division(config)
         except UserError as error:
             return Draft(config, (*mistakes, str(error)))
         for section in used_sections(config):
@@ -187,7 +187,7 @@ class UncheckedConfig:
         values = self._with_phase_layouts(values)
         if not DeviceLayout.model_fields.keys().isdisjoint(values):
             values, devices = select_layout(values, self.levels)
-        return Config.model_validate(without_stale_cut(values, self.levels)), devices
+        return Config.model_validate(without_stale_stages(values, self.levels)), devices
 
     def _with_phase_layouts(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values with the layout of each later phase in place of its `layouts`. The number of data ranks
@@ -288,20 +288,20 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return UncheckedConfig.read(path, overrides).load()
 
 
-def load_run(path: Path) -> Config:
+def load_run_config(path: Path) -> Config:
     """Load the config in an untrusted run folder, as `UncheckedConfig.read_run` reads it."""
     return UncheckedConfig.read_run(path).load()
 
 
-def draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
+def read_config_draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
     """Read the config at `path` like `load`, but return its mistakes. Raises `UserError` only for invalid YAML."""
     return UncheckedConfig.read(path, overrides).draft()
 
 
-def read_model(values: Mapping[str, Any], where: str) -> ModelSpec:
+def read_model_spec(values: Mapping[str, Any], where: str) -> ModelSpec:
     """Return the checked model of a config's section `model`. Error messages start with `where`."""
     try:
-        model = ModelSection.model_validate({"model": read_mapping(values, where).values}).model
+        model = ModelSection.model_validate({"model": read_config_mapping(values, where).values}).model
     except ValidationError as error:
         raise _joined_error(error_messages(error, origins={}, source=where)) from None
     if mistakes := [*model_errors(model)]:
@@ -355,11 +355,11 @@ def _written_values(section: BaseModel, values: Mapping[str, Any]) -> dict[str, 
 
 def _read_with_parents(path: Path, above: tuple[Path, ...]) -> list[ConfigLayer]:
     """Return the files that a config consists of, the most distant ancestor first."""
-    here = Path(os.path.realpath(path))  # `resolve` raises for circular links, which `read_file` reports
+    here = Path(os.path.realpath(path))  # `Path.resolve` raises for circular links, which `read_yaml_file` reports
     if here in above:
         circle = " -> ".join(str(step) for step in (*above, here))
         raise UserError(f"{path} extends itself: {circle}; remove one `extends`.")
-    layer = read_file(path)
+    layer = read_yaml_file(path)
     parent = _pop_parent(layer, str(path))
     if parent is None:
         return [layer]

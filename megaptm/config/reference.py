@@ -105,7 +105,7 @@ The column `on resume` tells which values a run with a saved checkpoint can be c
 """
 
 
-def as_markdown(sections: list[ConfigSection]) -> str:
+def config_keys_as_markdown(sections: list[ConfigSection]) -> str:
     """Return the reference of config keys as Markdown, a table for each section."""
     lines = [HEAD.format(rules="\n".join(f"- **{rule}**: {meaning}" for rule, meaning in RULE_MEANINGS.items()))]
     for section in sections:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import inf
 
-from megaptm.config.model import resolve
+from megaptm.config.model import resolve_spec
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.schema import Config, Layout
 from megaptm.errors import UserError
-from megaptm.models.chunk import allows_heads_alone, chunks, sampling_heads
+from megaptm.models.chunk import allows_heads_alone, model_chunks, sampling_heads
 from megaptm.models.model_costs import PartCosts, count_part_costs
 from megaptm.spec import LayerlessSpec, ModelSpec
 
 
-def cut_errors(layout: Layout, spec: ModelSpec, title: str) -> Iterator[str]:
+def stage_division_errors(layout: Layout, spec: ModelSpec, title: str) -> Iterator[str]:
     """Yield errors of the division of a model into stages. `title`: its name in messages."""
     cut, number = layout.layers_by_chunk, layout.pipeline * layout.virtual
     name = "layout.pipeline" if layout.virtual == 1 else "layout.pipeline x layout.virtual"
@@ -36,15 +36,15 @@ def cut_errors(layout: Layout, spec: ModelSpec, title: str) -> Iterator[str]:
         if not cut[-1] and not allows_heads_alone(spec):
             yield f"layout.layers_per_stage: the last stage of {title} needs a layer; its heads cannot be alone."
         try:
-            chunks(spec, number, cut)
+            model_chunks(spec, number, cut)
         except UserError as error:
             yield str(error)
 
 
-def with_cut(config: Config) -> Config:
+def with_stage_division(config: Config) -> Config:
     """Return the config with numbers in `layout.layers_per_stage`; absent if they are equal. Raises `UserError` if
     there are too few layers."""
-    spec, layout = resolve(config), config.layout
+    spec, layout = resolve_spec(config), config.layout
     if isinstance(spec, LayerlessSpec):
         return config
     batch = config.batch_spec
@@ -60,14 +60,14 @@ def with_cut(config: Config) -> Config:
             recompute_every=layout.recompute_every,
         )
 
-    return config.model_copy(update={"layout": cut_layout(layout, spec, count)})
+    return config.model_copy(update={"layout": layout_with_stages(layout, spec, count)})
 
 
-def cut_layout(layout: Layout, spec: ModelSpec, count: Callable[[], PartCosts]) -> Layout:
+def layout_with_stages(layout: Layout, spec: ModelSpec, count: Callable[[], PartCosts]) -> Layout:
     """Return the layout with numbers in `layers_per_stage`; None if they are equal. `count`: costs for a cut by
     cost."""
     number = layout.pipeline * layout.virtual
-    if layout.layers_by_chunk is not None or (layout.layers_per_stage is None and is_evenly_cut(spec, number)):
+    if layout.layers_by_chunk is not None or (layout.layers_per_stage is None and has_equal_stages(spec, number)):
         return layout
     if number == 1:
         return layout.model_copy(update={"layers_per_stage": None})
@@ -75,12 +75,12 @@ def cut_layout(layout: Layout, spec: ModelSpec, count: Callable[[], PartCosts]) 
     return layout.model_copy(update={"layers_per_stage": None if len({*cut}) == 1 else cut})
 
 
-def is_evenly_cut(spec: ModelSpec, number: int) -> bool:
+def has_equal_stages(spec: ModelSpec, number: int) -> bool:
     """Whether a model can be cut into chunks of equally many layers."""
     if spec.layers % number:
         return False
     try:
-        chunks(spec, number)
+        model_chunks(spec, number)
     except UserError:  # a head reads layers of several chunks
         return False
     return True

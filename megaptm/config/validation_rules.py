@@ -19,7 +19,7 @@ MIX = ""
 """Name of the mix among the validation sets."""
 
 
-def set_of(metric: str) -> str:
+def validation_set_of(metric: str) -> str:
     """Return the validation set of a metric: `news` of `validation/news/loss`, MIX of `validation/loss`."""
     return metric.removeprefix(PREFIX).rpartition("/")[0]
 
@@ -58,14 +58,14 @@ def _metric_errors(config: Config) -> Iterator[str]:
     stop, sets = config.train.stop, config.data.validation_sets
     metrics = {"checkpoint.keep.best.metric": config.checkpoint.keep.best.metric}
     for key, metric in (metrics if stop is None else metrics | {"train.stop.metric": stop.metric}).items():
-        name = set_of(metric)
+        name = validation_set_of(metric)
         if name != MIX and name not in sets:
             yield f"{key} ({metric}) names no validation set of data.validation; {nearest(name, sets)}"
 
 
 def _keep_errors(config: Config) -> Iterator[str]:
     checkpoint, validate_every, key = config.checkpoint, config.train.validate_every, "train.validate_every"
-    name = set_of(checkpoint.keep.best.metric)
+    name = validation_set_of(checkpoint.keep.best.metric)
     if (own := config.data.validation.get(name)) is not None and own.every is not None:
         validate_every, key = own.every, f"data.validation.{name}.every"
     if not isinstance(checkpoint.every, int):

@@ -90,7 +90,7 @@ class ConfigLayer:
     """Dotted key that an override sets."""
 
 
-def read_file(path: Path) -> ConfigLayer:
+def read_yaml_file(path: Path) -> ConfigLayer:
     """Read the mapping in one YAML file of a config."""
     if os.path.isdir(path):  # not Path.is_dir, which raises if a name is too long
         raise UserError(f"{path} is a folder; give the path of a YAML file.")
@@ -110,19 +110,19 @@ def read_file(path: Path) -> ConfigLayer:
     return ConfigLayer(values, {key: f"{path}:{line}" for key, line in lines.items()})
 
 
-def read_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
+def read_config_mapping(values: Mapping[str, Any], where: str) -> ConfigLayer:
     """Convert a Python mapping as if it were read from a YAML file. Error messages start with `where`."""
     parsed, lines = _parse_yaml(_to_yaml(values, where), where=where)
     return ConfigLayer(parsed, dict.fromkeys(lines, where))
 
 
-def flatten(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
+def flatten_keys(tree: dict[str, Any], above: str = "") -> dict[str, Any]:
     """Flatten the nested tables of a config: `{"train": {"steps": 3}}` -> `{"train.steps": 3}`."""
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
         # Names of corpora and callbacks contain dots, and an objective is compared as a unit: none is flattened.
         if isinstance(value, dict) and key not in ("mix", "initial", "objective", "callbacks"):
-            leaves |= flatten(value, f"{above}{key}.")
+            leaves |= flatten_keys(value, f"{above}{key}.")
         else:
             leaves[f"{above}{key}"] = value
     return leaves

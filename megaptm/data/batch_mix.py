@@ -9,7 +9,7 @@ import numpy as np
 
 from megaptm.batch import BatchSpec
 from megaptm.data.mix import Mix, MixSource, divide_by_shares, ranks_in_source, task_shares
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.errors import UserError
 
 BATCHES = 360
@@ -50,14 +50,14 @@ class BatchMix(Mix):
         index, block = key
         quotas = np.array(self.phases[index].quotas)
         batches = [int(quotas[own].sum()) // self.batch_size for own in self._sources_of_task]
-        task = generator(self.seed, "batches", *self._salt, index, block).permutation(
+        task = seeded_generator(self.seed, "batches", *self._salt, index, block).permutation(
             np.repeat(np.arange(len(batches)), batches)
         )
         task = task.repeat(self.batch_size)
         source = np.empty(self.block, dtype=np.int64)
         for task_index, own in enumerate(self._sources_of_task):
             unshuffled = np.repeat(own, quotas[own])
-            source[task == task_index] = generator(self.seed, "mix", *self._salt, index, block, task_index).permutation(
-                unshuffled
-            )
+            source[task == task_index] = seeded_generator(
+                self.seed, "mix", *self._salt, index, block, task_index
+            ).permutation(unshuffled)
         return source, ranks_in_source(source, quotas.tolist())

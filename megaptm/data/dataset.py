@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.utils.data import Dataset
 
 from megaptm.batch import MicroBatch
-from megaptm.data.loader import as_tensors
+from megaptm.data.loader import batch_to_tensors
 from megaptm.data.mix import Mix
 
 
@@ -25,4 +25,4 @@ class MixDataset(Dataset):
     def __getitem__(self, index: int) -> MicroBatch:
         if not -self._length <= index < self._length:
             raise IndexError(f"sample {index} of {self._length}")
-        return as_tensors(self.mix.sample(index % self._length))
+        return batch_to_tensors(self.mix.sample(index % self._length))

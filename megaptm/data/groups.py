@@ -50,7 +50,7 @@ def _bucket_range(corpus: Corpus, edges: list[float], part: MixPart) -> range:
     return range(edges.index(low), edges.index(high))
 
 
-def check_separate(corpus: Corpus, split: str, parts: tuple[MixPart, ...]) -> None:
+def refuse_shared_documents(corpus: Corpus, split: str, parts: tuple[MixPart, ...]) -> None:
     """Raise `UserError` if two parts of a mix read the same documents of a corpus."""
     rows = [select_shards(corpus, split, part) for part in parts]
     if len(parts) < 2:

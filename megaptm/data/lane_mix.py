@@ -9,7 +9,7 @@ import numpy as np
 
 from megaptm.data.lane_order import LaneOrder
 from megaptm.data.mix import Mix, MixSource, SamplePosition
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.errors import UserError
 
 
@@ -24,7 +24,7 @@ class LaneMix(Mix):
         lanes = [source.order.lanes for source in sources if isinstance(source.order, LaneOrder)]
         assert len(lanes) == len(sources)
         self.lanes = sum(lanes)
-        self._source = generator(self.seed, "lanes").permutation(np.repeat(np.arange(len(lanes)), lanes))
+        self._source = seeded_generator(self.seed, "lanes").permutation(np.repeat(np.arange(len(lanes)), lanes))
         """Source of each lane, int64 [lanes]."""
         self._lane = np.empty(self.lanes, dtype=np.int64)
         self._lane[np.argsort(self._source, kind="stable")] = np.concatenate([*map(np.arange, lanes)])

@@ -143,7 +143,7 @@ def read_validation(
     steps = validation_steps(mix, batch=batch, max_steps=max_steps)
     if workers is None:
         for step in range(steps):
-            yield [as_tensors(stack_samples(mix, sample_ranges)) for sample_ranges in slice_.sample_ranges(step)]
+            yield [batch_to_tensors(stack_samples(mix, sample_ranges)) for sample_ranges in slice_.sample_ranges(step)]
         return
     with Loader(
         mix,
@@ -171,7 +171,7 @@ def stack_samples(mix: SampleSource, sample_ranges: Iterable[int]) -> Sample:
     return {field: np.stack([sample[field] for sample in samples]) for field in samples[0]}
 
 
-def as_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
+def batch_to_tensors(batch: Sample, pin: bool = False) -> MicroBatch:
     """Convert the arrays of a micro-batch to tensors that share their memory. `pin` copies them to pinned memory for
     asynchronous transfers to a GPU."""
     tensors = {field: torch.from_numpy(array) for field, array in batch.items()}
@@ -280,7 +280,7 @@ class _Processes:
         if isinstance(fields, UserError):
             raise fields
         arrays = self._memory.arrays(self._next)
-        batch = as_tensors({field: arrays[field] for field in fields}, self._pin)
+        batch = batch_to_tensors({field: arrays[field] for field in fields}, self._pin)
         self._next += 1
         # A pinned batch is already a copy. Others are copied, because the memory is reused.
         return batch if self._pin else {name: tensor.clone() for name, tensor in batch.items()}
@@ -320,7 +320,7 @@ class _Thread:
         self._room.put(None)
         if isinstance(item, BaseException):
             raise item
-        return as_tensors(item, self._pin)
+        return batch_to_tensors(item, self._pin)
 
     def close(self) -> None:
         self._closed = True

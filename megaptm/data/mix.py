@@ -14,7 +14,7 @@ from megaptm.batch import BatchSpec
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.lru import LRUCache
 from megaptm.data.order import Order
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.errors import UserError
 from megaptm.objectives import Task
 from megaptm.objectives.composed import StepValue
@@ -258,7 +258,7 @@ class Mix:
         if self.dupe_factor:  # with `dupe_factor`, samples are seeded by their source and position, so that they repeat
             epoch, key = located.epoch % self.dupe_factor, [located.source, located.position]
         piece = source.order.piece(epoch, located.position)
-        rng: Any = generator(self.seed, task.name, epoch, *key) if task.uses_rng else None
+        rng: Any = seeded_generator(self.seed, task.name, epoch, *key) if task.uses_rng else None
         try:
             sample = task.make_sample(piece, SampleContext(self.special, rng, self.sequence, self.document_mask))
             self._source_specs[located.source].check(sample, maker=task.name)
@@ -306,7 +306,9 @@ class Mix:
         index, block = key
         quotas = self.phases[index].quotas
         unshuffled = np.repeat(np.arange(len(quotas)), quotas)
-        source = generator(self.seed, "mix", *self._salt, *((index,) if index else ()), block).permutation(unshuffled)
+        source = seeded_generator(self.seed, "mix", *self._salt, *((index,) if index else ()), block).permutation(
+            unshuffled
+        )
         return source, ranks_in_source(source, quotas)
 
     def _index_in_mix(self, source: int, cursor: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from megaptm.batch_schedule import BatchSchedule
 from megaptm.data.batch_mix import BatchMix
-from megaptm.data.groups import check_separate, select_shards
+from megaptm.data.groups import refuse_shared_documents, select_shards
 from megaptm.data.lane_mix import LaneMix, assign_lanes
 from megaptm.data.lane_order import BothEndsOrder, LaneOrder
 from megaptm.data.mix import Mix, MixSource, ReadCursors, linear_weight
@@ -105,7 +105,7 @@ def open_mix(
                 task.objective.check_corpus(corpus.name, corpus.manifest.fields, has_labels=has_labels)
     for name, corpus in corpora.items():
         used = [task.objective.for_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
-        check_annotations(corpus, chain(*map(annotations_of, used)), alone=len(corpora) == 1)
+        check_annotations(corpus, chain(*map(required_annotations, used)), alone=len(corpora) == 1)
     _refuse_mixed_lanes(tasks)
     has_lanes = built.unit == "lane"
     weights = {entry.name: entry.weight.at(0) for entry in entries}
@@ -221,7 +221,7 @@ def _open_entries(
         parts = parse_mix_value(value)
     except ValueError as error:
         raise UserError(f"data.mix: {name} {error}.") from None
-    check_separate(corpus, split, parts)
+    refuse_shared_documents(corpus, split, parts)
     for part in parts:
         selected = select_shards(corpus, split, part)
         if selected is not None and not corpus.split(split).shards.rows["samples"][selected].any():
@@ -253,7 +253,7 @@ def _examples_proportional_weight(rows: np.ndarray, weight: float, exponent: flo
     return weight * float(documents) ** exponent * tokens / samples
 
 
-def annotations_of(objective: BaseObjective) -> tuple[str, ...]:
+def required_annotations(objective: BaseObjective) -> tuple[str, ...]:
     """Return the annotations that a corpus must have for a mix."""
     units = (objective.unit,) if objective.unit in GROUP_UNITS else ()
     return (*dict.fromkeys((*units, *objective.annotations)),)

@@ -17,7 +17,7 @@ import numpy as np
 
 from megaptm.data.lru import LRUCache
 from megaptm.data.manifest import MANIFEST
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.data.shards import TOKENS, Corpus, Shard, ShardInfo, Verify
 from megaptm.data.shared_checks import Verdicts
 from megaptm.errors import UserError
@@ -275,4 +275,4 @@ class Order(ABC):
         return window, first + int(self._window((epoch, window)).sample[position - first])
 
     def _generator(self, purpose: str, *numbers: int) -> np.random.Generator:
-        return generator(self.seed, purpose, self.corpus.manifest.id + self.label, *numbers)
+        return seeded_generator(self.seed, purpose, self.corpus.manifest.id + self.label, *numbers)

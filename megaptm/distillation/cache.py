@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from megaptm.config import Config, config_to_yaml, resolve_model
-from megaptm.data.loader import as_tensors, stack_samples, validation_steps
+from megaptm.data.loader import batch_to_tensors, stack_samples, validation_steps
 from megaptm.data.mix import Mix
 from megaptm.distillation.cached_logits import (
     FORMAT,
@@ -203,7 +203,7 @@ def _teacher_logits(
     device = next(model.parameters()).device
     for start in range(numbers.start, numbers.stop, rows):
         batch = stack_samples(mix, range(start, min(start + rows, numbers.stop)))
-        tensors = {name: field.to(device) for name, field in as_tensors(batch).items()}
+        tensors = {name: field.to(device) for name, field in batch_to_tensors(batch).items()}
         with torch.inference_mode():
             projected = head_projection(model, manifest.head, model.states(tensors))
             target_BS = compared_positions(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from megaptm.errors import UserError
-from megaptm.spec import Family, LayerlessFamily, value_errors
+from megaptm.spec import Family, LayerlessFamily, block_value_errors
 from megaptm.spec.family import HeadInput
 
 SIZE_FIELDS = ("layers", "width", "heads", "ffn")
@@ -34,7 +34,7 @@ def _invalid_family_error(name: str, problem: str) -> UserError:
 def _find_problems(family: Family | LayerlessFamily) -> Iterator[str]:
     for field in fields(family):
         if is_dataclass(record := getattr(family, field.name)):
-            yield from (error.removesuffix(".") for error in value_errors(record, f"{field.name}."))
+            yield from (error.removesuffix(".") for error in block_value_errors(record, f"{field.name}."))
     if not family.objectives:
         yield "objectives is empty"
     if family.tokenizer.vocabulary < 1:
@@ -48,7 +48,7 @@ def _find_problems(family: Family | LayerlessFamily) -> Iterator[str]:
     if family.context < 1:
         yield f"context is {family.context}"
     for stack, block in family.stacks.items():
-        yield from (f"stacks.{stack}.{error.removesuffix('.')}" for error in value_errors(block))
+        yield from (f"stacks.{stack}.{error.removesuffix('.')}" for error in block_value_errors(block))
     for label, size in family.sizes.items():
         for name in SIZE_FIELDS:
             value = getattr(size, name)

@@ -19,7 +19,7 @@ from megaptm.batch import IGNORED
 from megaptm.config import Config
 from megaptm.console import Console
 from megaptm.data import Mix, open_mix
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.data.shards import Corpus
 from megaptm.data.statistics import bits_per_byte, bytes_per_token, unigram_loss
 from megaptm.errors import UserError
@@ -140,7 +140,7 @@ def evaluate(
     sums = dict.fromkeys(names, 0.0)
     tell(f"computing the loss of {rows:,} held-out samples")
     for batch in _read_batches(held_out, rows, batch_size, "held-out loss", console):
-        tensors = {field: tensor.to(loaded.device) for field, tensor in as_tensors(batch).items()}
+        tensors = {field: tensor.to(loaded.device) for field, tensor in batch_to_tensors(batch).items()}
         with torch.inference_mode():
             batch_losses = loaded.model(tensors, caches=caches).losses
             caches = {stack: stack_cache.after_sequence() for stack, stack_cache in caches.items()}

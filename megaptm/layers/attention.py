@@ -37,7 +37,7 @@ from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.sparse import GlobalPositions
 from megaptm.layers.split import Dropout, HeadBias, Linear
 from megaptm.layers.varlen import attend_by_document
-from megaptm.spec import visibility_of
+from megaptm.spec import find_visibility
 
 MIN_SCORE = -100.0
 """Maximum attention score that `scores` treats as masked. The released code of TinyBERT adds -10,000 to masked
@@ -221,7 +221,7 @@ class PatternAttend(Attend):
         """Whether `numbers`, from which masks are built, marks global tokens."""
         if numbers is None or are_offsets(numbers):
             return False
-        return len(numbers) > 1 + visibility_of(self.visibility).ordered
+        return len(numbers) > 1 + find_visibility(self.visibility).ordered
 
     def forward(
         self,

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from megaptm.errors import UserError
 from megaptm.layers.feedforward_costs import find_activation
 from megaptm.layers.layer_costs import SubLayer, sublayers
-from megaptm.spec import AttentionSpec, Block, LayerSpec, Size, value_errors
+from megaptm.spec import AttentionSpec, Block, LayerSpec, Size, block_value_errors
 
 
 def check_values(block: Block) -> None:
     """Raise `UserError` that names the field, if the record of a block has an unknown value."""
-    if error := next(value_errors(block), None):
+    if error := next(block_value_errors(block), None):
         raise UserError(f"Block.{error}")
 
 

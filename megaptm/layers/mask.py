@@ -15,7 +15,7 @@ from megaptm.errors import UserError
 from megaptm.layers.context import ALONE, ContextRanks
 from megaptm.layers.pattern import Pattern
 from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS
-from megaptm.spec import visibility_of
+from megaptm.spec import find_visibility
 
 GLOBAL_POSITIONS = "global_positions"
 """Batch field with global positions, added by the engine: counting them in a layer would synchronize with the GPU."""
@@ -158,7 +158,7 @@ class Mask:
     ) -> Mask:
         """Build an attention mask from the tensor `numbers`, causality and pattern of a stack, and `blocks` if
         computed."""
-        causal, ordered = visibility_of(visibility)
+        causal, ordered = find_visibility(visibility)
         mask = cls((length, length), device, causal=causal, blocks=blocks).with_pattern(pattern)
         if numbers is None:
             return mask
@@ -180,7 +180,7 @@ def self_mask(batch: dict[str, Tensor], prefix: str, visibility: str, context: C
     names = ("tokens", "document_ids", "order", "global_tokens")
     tokens, documents, order, marks = (batch.get(prefix + name) for name in names)
     assert tokens is not None
-    causal, ordered = visibility_of(visibility)
+    causal, ordered = find_visibility(visibility)
     if ordered and order is None:
         raise UserError(
             f"The batch has no {prefix}order, the attention mask of this model: use an objective that provides it."

@@ -38,7 +38,7 @@ def _even_layers(layers: int, number: int) -> list[int]:
     return [share + (middle <= index < middle + more) for index in range(number)]
 
 
-def chunks(spec: ModelSpec, number: int, layers: Sequence[int] | None = None) -> list[ModelChunk]:
+def model_chunks(spec: ModelSpec, number: int, layers: Sequence[int] | None = None) -> list[ModelChunk]:
     """Return `number` chunks of a model. `layers`: number of layers of each; None: as equal as possible. The last chunk
     may have none, only heads (`allows_heads_alone`)."""
     counts = _even_layers(spec.layers, number) if layers is None else layers

@@ -31,7 +31,7 @@ Std = Callable[[Size], float | Tensor]
 """Standard deviation of initial weights, which are normal with mean 0, before truncation: a number, or one per row."""
 
 
-def constant_std(std: float) -> Std:
+def constant_init_std(std: float) -> Std:
     """Return an initialization rule with the same standard deviation for all sizes."""
     return lambda size: std
 
@@ -46,7 +46,7 @@ def _residual_std(size: Size) -> float:
     return float(USUAL_STD / np.sqrt(2 * size.layers))
 
 
-def std_by_width(size: Size) -> float:
+def init_std_by_width(size: Size) -> float:
     """Return the inverse square root of the model's width, a standard deviation of initial weights."""
     return float(size.width**-0.5)
 
@@ -60,7 +60,7 @@ def _inner_std(size: Size) -> float:
     return float((size.heads * size.key_width) ** -0.5)
 
 
-def glorot_std(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
+def glorot_init_std(inputs: Callable[[Size], int], outputs: Callable[[Size], int]) -> Std:
     """Return Glorot's standard deviation of initial weights, from the mean of inputs and outputs."""
     return lambda size: float((2 / (inputs(size) + outputs(size))) ** 0.5)
 
@@ -73,7 +73,7 @@ def _query_std(size: Size) -> float:
 
 def _qkv_std(size: Size) -> Tensor:
     """Return standard deviations of initial weights for rows ordered (head, [q, k, v], key width)."""
-    one_head = torch.tensor([_query_std(size), std_by_width(size), std_by_width(size)]).repeat_interleave(
+    one_head = torch.tensor([_query_std(size), init_std_by_width(size), init_std_by_width(size)]).repeat_interleave(
         size.key_width
     )
     return one_head.repeat(size.heads)[:, None]
@@ -100,29 +100,29 @@ INITIAL_RULES: dict[str, InitialRules] = {
     ),
     # Mesh TensorFlow, as in the released code of T5.
     "t5": (
-        (r"embed\.token\.weight", constant_std(1.0)),
-        (r"head\.lm\.table\.weight", std_by_width),
+        (r"embed\.token\.weight", constant_init_std(1.0)),
+        (r"head\.lm\.table\.weight", init_std_by_width),
         (r"attention\.qkv\.weight", _qkv_std),
         (r"(attention|cross)\.query\.weight", _query_std),
-        (r"(attention|cross)\.kv\.weight", std_by_width),
+        (r"(attention|cross)\.kv\.weight", init_std_by_width),
         (r"(attention|cross)\.output\.weight", _inner_std),
-        (r"ffn\.up\.weight", std_by_width),
+        (r"ffn\.up\.weight", init_std_by_width),
         (r"ffn\.down\.weight", _feature_std),
-        (r"bias_table\.weight", std_by_width),
-        (r"(\w+_)?(widen|narrow)\.weight", std_by_width),
-        (r"(pooler|classify|transform)\.weight", std_by_width),
+        (r"bias_table\.weight", init_std_by_width),
+        (r"(\w+_)?(widen|narrow)\.weight", init_std_by_width),
+        (r"(pooler|classify|transform)\.weight", init_std_by_width),
     ),
     "glorot": (
-        (r"(embed\.\w+|head\.lm\.table)\.weight", std_by_width),
-        (r"ffn\.(up|down)\.weight", glorot_std(lambda size: size.width, lambda size: size.ffn)),
-        (r".*", glorot_std(lambda size: size.width, lambda size: size.heads * size.key_width)),
+        (r"(embed\.\w+|head\.lm\.table)\.weight", init_std_by_width),
+        (r"ffn\.(up|down)\.weight", glorot_init_std(lambda size: size.width, lambda size: size.ffn)),
+        (r".*", glorot_init_std(lambda size: size.width, lambda size: size.heads * size.key_width)),
     ),
     # arXiv:2204.02311, section 5.
     "fan-in": (
-        (r"(embed\.\w+|head\.lm\.table)\.weight", constant_std(1.0)),
+        (r"(embed\.\w+|head\.lm\.table)\.weight", constant_init_std(1.0)),
         (r"(attention|cross)\.output\.weight", _inner_std),
         (r"ffn\.down\.weight", _feature_std),
-        (r".*", std_by_width),
+        (r".*", init_std_by_width),
     ),
 }
 TRUNCATED = ("truncated-normal", "truncated-gpt2")
@@ -215,7 +215,7 @@ def _find_rule(spec: ModelSpec, name: str) -> Std:
         )
     for record in spec.family.inputs if init.rule == "normal" else ():
         if record.initial_std is not None and name.startswith(f"embed.{record.name}."):
-            return constant_std(record.initial_std)
+            return constant_init_std(record.initial_std)
     rules = (
         load_plugin(init.rule, f"{spec.name}: init.rule", "rules") if is_plugin(init.rule) else INITIAL_RULES[init.rule]
     )
@@ -223,7 +223,7 @@ def _find_rule(spec: ModelSpec, name: str) -> Std:
         if re.search(rf"(?:^|\.)(?:{pattern})$", name):
             return _scale_std(std, init.std / USUAL_STD) if std in BY_INIT_STD else std
     if name.partition(".")[0] not in ("embed", "head", *spec.family.stacks):
-        return std_by_width  # a module that an extension adds to the model
+        return init_std_by_width  # a module that an extension adds to the model
     raise KeyError(f"no pattern of the rule {init.rule!r} matches the parameter {name}")
 
 

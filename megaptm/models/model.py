@@ -21,7 +21,7 @@ from megaptm.layers.mask import cross_mask, self_mask
 from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.layers.split import Linear, identity
 from megaptm.layers.stack import BaseStack, Stack, StackInputs, stack_class
-from megaptm.models.chunk import ModelChunk, chunks
+from megaptm.models.chunk import ModelChunk, model_chunks
 from megaptm.models.contrast import ContrastHead
 from megaptm.models.embed import Embed
 from megaptm.models.head_costs import HEADS
@@ -45,7 +45,7 @@ def even_chunks(spec: ModelSpec, number: int) -> list[ModelChunk]:
             f"{spec.name} has {total} layers ({' + '.join(f'{spec.size_of(name).layers} {name}' for name in stacks)}), "
             f"which {number} pipeline chunks do not divide; choose a number of chunks that divides {total}."
         )
-    return chunks(spec, number)
+    return model_chunks(spec, number)
 
 
 def stream_lengths(batch: Mapping[str, Tensor], family: Family) -> dict[str, int]:
@@ -89,7 +89,7 @@ class Model(UsesContextRanks, nn.Module):
 
     def __init__(self, spec: ModelSpec, chunk: ModelChunk | None = None) -> None:
         super().__init__()
-        self.spec, self.chunk = spec, chunk or chunks(spec, 1)[0]
+        self.spec, self.chunk = spec, chunk or model_chunks(spec, 1)[0]
         family = spec.family
         self.scatter_sequence: Callable[[Tensor], Tensor] = identity
         """Hook applied to hidden states after embedding; splits the sequence over tensor ranks."""

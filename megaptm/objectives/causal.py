@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.objectives.objective import (
     Objective,
     Piece,
@@ -38,7 +38,7 @@ class CausalLM(Objective):
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         # A sequence is always full: without document mask it is one document, and attention uses its fast path.
         names = ("tokens", "positions", *(("document_ids",) if document_mask else ()), "labels")
-        return BatchSpec({"": sequence}, fields((sequence,), *names))
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *names))
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)

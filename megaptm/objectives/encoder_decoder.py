@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.objective import (
@@ -86,7 +86,7 @@ class EncoderDecoder(Objective):
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         if self.joined:
             names = ("tokens", "document_ids", "positions", "labels")
-            return BatchSpec({"": sequence}, fields((sequence,), *names))
+            return BatchSpec({"": sequence}, batch_fields((sequence,), *names))
         targets = self.target_length(self.raw_length(sequence))
         return encoder_decoder_batch(sequence, targets)
 
@@ -178,8 +178,10 @@ def _fit_texts(texts: list[np.ndarray], max_lengths: dict[Callable[[int], int], 
 def encoder_decoder_batch(sequence: int, targets: int, *, global_tokens: bool = False) -> BatchSpec:
     """Return the fields of `encoder_decoder_sample`, optionally with `global_tokens` of the encoder."""
     # T5 has relative positions and ignores `positions`; other encoder-decoders use them.
-    encoder = fields((sequence,), "tokens", "document_ids", "positions", *(["global_tokens"] if global_tokens else []))
-    decoder = fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
+    encoder = batch_fields(
+        (sequence,), "tokens", "document_ids", "positions", *(["global_tokens"] if global_tokens else [])
+    )
+    decoder = batch_fields((targets,), "decoder_tokens", "decoder_document_ids", "decoder_positions", "labels")
     return BatchSpec({"": sequence, "decoder_": targets}, encoder | decoder)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.errors import UserError, nearest
 from megaptm.objectives.denoise import Denoise, Hide, Show
 from megaptm.objectives.global_tokens import GlobalTokens, mark_global_tokens
@@ -205,9 +205,9 @@ class MaskedLM(Objective):
         return window_of_documents(sequence, document_mask)
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
+        targets = batch_fields((self.max_predictions(sequence),), "masked_positions", "labels")
         names = (*TEXT_FIELDS, "global_tokens") if self.global_tokens else TEXT_FIELDS
-        return BatchSpec({"": sequence}, fields((sequence,), *names) | targets)
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *names) | targets)
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
@@ -350,7 +350,7 @@ class MaskedLMWithQuestion(QuestionObjective):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = self.masked.batch_spec(sequence, document_mask)
-        return BatchSpec(masked.streams, {**masked.fields, **fields((), question_field(self.question))})
+        return BatchSpec(masked.streams, {**masked.fields, **batch_fields((), question_field(self.question))})
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)

@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import BatchSpec, batch_fields
 from megaptm.objectives.masked import TEXT_FIELDS, TextSequence
 from megaptm.objectives.objective import (
     Piece,
@@ -37,8 +37,8 @@ class TextQuestion(QuestionObjective):
         return {self.question: 1.0}
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        label = fields((), question_field(self.question))
-        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | label)
+        label = batch_fields((), question_field(self.question))
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *TEXT_FIELDS) | label)
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)

@@ -19,7 +19,7 @@ from megaptm.layers.kernel_choice import AUTO
 from megaptm.layers.layer import Layer
 from megaptm.layers.rng import RngReplay
 from megaptm.layers.stack import Stack
-from megaptm.models.chunk import ModelChunk, chunks
+from megaptm.models.chunk import ModelChunk, model_chunks
 from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.context import divide_sequences
@@ -160,7 +160,7 @@ def rank_chunks(spec: ModelSpec, layout: Layout, ranks: Ranks) -> list[ModelChun
     """Return the chunks of the model that this pipeline rank holds. Raises `UserError` if the layout has no cut and its
     chunks do not divide the layers."""
     number, layers = layout.pipeline * layout.virtual, layout.layers_by_chunk
-    cut = even_chunks(spec, number) if layers is None else chunks(spec, number, layers)
+    cut = even_chunks(spec, number) if layers is None else model_chunks(spec, number, layers)
     return cut[ranks.pipeline :: layout.pipeline]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from megaptm.config import Config, Layout, resolve_model
-from megaptm.config.check import check
+from megaptm.config.check import refuse_invalid_config
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory, fullest_stage
@@ -70,7 +70,7 @@ def _layout_distance(candidate: Layout, layout: Layout) -> tuple[int, ...]:
 
 def _is_legal(config: Config, layout: Layout) -> bool:
     try:
-        check(config.model_copy(update={"layout": layout}))
+        refuse_invalid_config(config.model_copy(update={"layout": layout}))
     except UserError:
         return False
     return True

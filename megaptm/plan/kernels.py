@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.layers.kernel_choice import ComputeDevice, KernelChoice, attention_works, choose_kernel
 from megaptm.spec import LayerlessSpec
 
@@ -12,7 +12,7 @@ def attention_kernels(config: Config, device: str) -> list[tuple[str, KernelChoi
 
     Raise UserError if the configured kernel cannot be used.
     """
-    if isinstance(spec := resolve(config), LayerlessSpec):
+    if isinstance(spec := resolve_spec(config), LayerlessSpec):
         return []
     batch = config.batch_spec
     here = ComputeDevice(device)

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
-from megaptm.config.yamls import read_file
+from megaptm.config.yamls import read_yaml_file
 from megaptm.errors import UserError, describe_invalid_value, nearest
 
 # Plausible ranges of devices, links and disks; outside of them formulas overflow.
@@ -119,7 +119,7 @@ def load_machine(name: str, *, where: str = "--machine") -> Machine:
         path = FOLDER / f"{name}.yaml"
         if not path.exists():
             raise UserError(_unknown_machine_message(name, where))
-    layer = read_file(path)
+    layer = read_yaml_file(path)
     try:
         machine = Machine.model_validate(layer.values)
     except ValidationError as error:

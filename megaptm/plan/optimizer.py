@@ -12,7 +12,7 @@ from megaptm.config import Config, OptimizerConfig, resolve_model
 from megaptm.config.own_optimizer import STEP, load_own_rule
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import linears_outside_layers, memory_width, own_sublayers, pretraining_table
-from megaptm.models.chunk import ModelChunk, chunks
+from megaptm.models.chunk import ModelChunk, model_chunks
 from megaptm.models.embed_costs import input_costs, input_linears, own_tables, token_costs
 from megaptm.models.head_costs import head_costs
 from megaptm.spec import ModelSpec
@@ -92,7 +92,7 @@ def checkpoint_bytes(config: Config, parameters: int) -> int:
         size.layers * prod(block.cache_shape(size, size.cached_positions))
         for size, block in zip(sizes, spec.family.stacks.values(), strict=True)
     )
-    return 4 * (rows + parameters + count_state(config.optimizer, spec, chunks(spec, 1), parameters).total)
+    return 4 * (rows + parameters + count_state(config.optimizer, spec, model_chunks(spec, 1), parameters).total)
 
 
 def _all_matrices(spec: ModelSpec, local: Sequence[ModelChunk], trained: Sequence[str] | None) -> Iterator[LinearShape]:

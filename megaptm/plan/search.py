@@ -10,7 +10,7 @@ from itertools import product
 
 from megaptm.config import Config, Layout
 from megaptm.config.check import check_layout
-from megaptm.config.stage_division import cut_layout, is_evenly_cut
+from megaptm.config.stage_division import has_equal_stages, layout_with_stages
 from megaptm.errors import UserError
 from megaptm.plan.machine import Machine
 from megaptm.plan.memory import estimate_memory, fullest_stage
@@ -108,10 +108,10 @@ def _list_layouts(config: Config, machine: Machine, devices: int) -> Iterator[La
     @cache
     def cuts(pipeline: int, virtual: int, recompute: str) -> list[tuple[int, ...] | None]:
         """Return two divisions of the layers into stages: equal numbers of layers, if possible, and equal FLOPs."""
-        even = [None] if is_evenly_cut(work.spec, pipeline * virtual) else []
+        even = [None] if has_equal_stages(work.spec, pipeline * virtual) else []
         layout = Layout(pipeline=pipeline, virtual=virtual, layers_per_stage="auto", recompute=recompute)  # type: ignore[arg-type]
         try:
-            by_cost = cut_layout(layout, work.spec, replace(work, layout=layout).part_costs).layers_by_chunk
+            by_cost = layout_with_stages(layout, work.spec, replace(work, layout=layout).part_costs).layers_by_chunk
         except UserError:  # heads read layers that must stay together
             return [*even]
         return [*even, *([] if by_cost is None else [by_cost])]
@@ -121,7 +121,7 @@ def _list_layouts(config: Config, machine: Machine, devices: int) -> Iterator[La
             if devices % (tensor * context * pipeline):
                 continue
             data = devices // (tensor * context * pipeline)
-            samples = config.train.batch // data  # `check` rejects batches that data ranks do not divide
+            samples = config.train.batch // data  # the data ranks divide the batch of a valid config
             microbatches = [divisor for divisor in divisors(samples) if divisor <= 64] or [1]
             for virtual, recompute in product(_virtual_stage_counts(layers, pipeline), ("none", "attention", "full")):
                 for cut, microbatch in product(cuts(pipeline, virtual, recompute), microbatches):

@@ -14,7 +14,7 @@ from megaptm.layers.layer_costs import (
     pretraining_table,
     sublayers,
 )
-from megaptm.models.chunk import ModelChunk, chunks
+from megaptm.models.chunk import ModelChunk, model_chunks
 from megaptm.models.embed_costs import embedding_tables, input_costs, own_tables, token_costs
 from megaptm.plan.optimizer import StateSize, count_state
 from megaptm.plan.workload import Workload
@@ -49,7 +49,7 @@ def stage_chunks(work: Workload) -> list[list[ModelChunk]]:
     """Return the chunks of each pipeline stage: chunk c of stage p is chunk c * pipeline + p of the model
     (`parallel.stage.rank_chunks`)."""
     layout = work.layout
-    cut = chunks(work.spec, layout.pipeline * layout.virtual, layout.layers_by_chunk)
+    cut = model_chunks(work.spec, layout.pipeline * layout.virtual, layout.layers_by_chunk)
     return [cut[stage :: layout.pipeline] for stage in range(layout.pipeline)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from megaptm.config import Config, Layout, OptimizerConfig, resolve
+from megaptm.config import Config, Layout, OptimizerConfig, resolve_spec
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
@@ -164,7 +164,7 @@ def _needs_mask(config: Config, spec: ModelSpec) -> bool:
 
 def make_workload(config: Config) -> Workload:
     """Return the workload of a training config, as megaptm runs it."""
-    spec = resolve(config)
+    spec = resolve_spec(config)
     if isinstance(spec, LayerlessSpec):
         raise UserError(
             f"{config.model.family} has no layers to plan for: it has {spec.parameters:,} parameters in {spec.bytes:,} "

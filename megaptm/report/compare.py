@@ -12,7 +12,7 @@ from rich.table import Table
 
 from megaptm.config import Config
 from megaptm.config.phases import phase_errors, phases_after
-from megaptm.config.yamls import flatten
+from megaptm.config.yamls import flatten_keys
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
 from megaptm.report.curves import COLORS, curve, draw_curves, thin_out
@@ -81,7 +81,7 @@ def config_differences(configs: Sequence[Config]) -> dict[str, list[str]]:
 def _recipe(config: Config) -> dict[str, Any]:
     """Return the values of a config by key, without those that a run writes itself. Values of later phases follow, with
     the step after which they begin."""
-    tree = flatten(config.model_dump(mode="json", exclude={"run", "phases"}))
+    tree = flatten_keys(config.model_dump(mode="json", exclude={"run", "phases"}))
     phases = [] if any(phase_errors(config)) else phases_after(config, config.train.phase_start)
     later = {f"{key}, after step {phase.start:,}": value for phase in phases for key, value in phase.changes.items()}
     present = {key: value for key, value in tree.items() if value is not None and not f"{key}.".startswith(WRITTEN)}

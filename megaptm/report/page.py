@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from megaptm.config import config_to_yaml, load_run, resolve
+from megaptm.config import config_to_yaml, load_run_config, resolve_spec
 from megaptm.errors import UserError
 from megaptm.html import bars, full_page, table, tiles
 from megaptm.plan.memory import estimate_memory, fullest_stage
@@ -130,7 +130,7 @@ def _memory_parts(history: History) -> Iterator[str]:
     if (peak := history.peak_memory) is not None:
         yield f"<p>Peak of rank 0: {peak / GIB:.2f} GiB.</p>"
     try:
-        if isinstance(resolve(history.config), LayerlessSpec):
+        if isinstance(resolve_spec(history.config), LayerlessSpec):
             return
         stages = estimate_memory(make_workload(history.config))
     except UserError as error:  # code of the user that is absent here
@@ -146,7 +146,7 @@ def _config_parts(history: History) -> Iterator[str]:
     if (parent := history.parent) is not None:
         yield f"<p>Differences from <code>{escape(parent)}</code>, from which the run starts:</p>"
         try:
-            differences = config_differences([load_run(Path(parent) / CONFIG), history.config])
+            differences = config_differences([load_run_config(Path(parent) / CONFIG), history.config])
             yield table(("key", "there", "here"), ([key, *values] for key, values in differences.items()), is_text=True)
         except (OSError, UserError) as error:
             yield f"<p>Its config cannot be read: {escape(str(error))}</p>"

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from megaptm.config import Config, Layout, resolve
+from megaptm.config import Config, Layout, resolve_spec
 from megaptm.config.rate_jump import overrides_to_extend
 from megaptm.config.uses import list_uses
 from megaptm.errors import printable
@@ -30,7 +30,7 @@ def run_title(config: Config) -> str:
     """Return the title of a run, two lines: the model, its layout, and the run's folder."""
     processes = config.layout.processes
     return printable(
-        f"{config.model.family}/{config.model.size}, {count_parameters(resolve(config)):,} parameters, "
+        f"{config.model.family}/{config.model.size}, {count_parameters(resolve_spec(config)):,} parameters, "
         f"{config.train.precision}; {processes} process{'es' if processes > 1 else ''}: "
         f"layout {layout_title(config.layout.model_dump())}\nrun folder {typed_path(config.run)}"
     )
@@ -110,7 +110,7 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
     """Return up to three commands to show after a run has ended or was stopped; `start` is the one that restarts a
     stopped run."""
     run = typed_path(config.run)
-    spec = resolve(config)
+    spec = resolve_spec(config)
     exports = {
         command.name for commands in contributions("commands", "COMMANDS") for command in commands.get("export", ())
     }
@@ -129,7 +129,7 @@ def next_commands(config: Config, tokenizer: Tokenizer, *, done: bool, start: Se
 def example_prompt(config: Config, tokenizer: Tokenizer) -> str | None:
     """Return an example prompt for a trained model, from its objective; None if the model only returns vectors."""
     task, special = config.built_objective, tokenizer.special
-    spec = resolve(config)
+    spec = resolve_spec(config)
     use = None if isinstance(spec, LayerlessSpec) else next(iter(list_uses(spec, task.prompts)), None)
     if use is None or not task.prompts:
         return None

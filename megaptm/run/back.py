@@ -9,7 +9,7 @@ from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed
 from megaptm.checkpoint.store import Store
-from megaptm.config import Config, load_run
+from megaptm.config import Config, load_run_config
 from megaptm.config.phases import phases_after
 from megaptm.config.read import UncheckedConfig
 from megaptm.errors import UserError
@@ -41,7 +41,7 @@ def return_to_phase(run: Path, config: Config, step: int) -> Config | None:
     values = saved_recipe(run, step)
     with tempfile.TemporaryDirectory() as folder:
         write_recipe(Path(folder), values)
-        returned = load_run(Path(folder, CONFIG))  # the checkpoint is not trusted
+        returned = load_run_config(Path(folder, CONFIG))  # the checkpoint is not trusted
     borders = [phase.start for phase in phases_after(returned, step)]
     if config.train.phase_start not in borders or returned.layout.processes != config.layout.processes:
         return None

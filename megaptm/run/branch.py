@@ -20,10 +20,10 @@ from megaptm.checkpoint.committed import FOLDER, find_committed
 from megaptm.checkpoint.files import list_names, remove_tree, write_with_retries
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tags import PREFIX as TAG
-from megaptm.config import Layout, load_run
+from megaptm.config import Layout, load_run_config
 from megaptm.config.on_resume import OnResume, resume_rule
 from megaptm.config.optimizer_rules import ENDLESS
-from megaptm.config.yamls import YamlDumper, flatten
+from megaptm.config.yamls import YamlDumper, flatten_keys
 from megaptm.errors import UserError, printable, storage_errors_as_user_errors
 from megaptm.resilience.events import FILE as EVENTS
 from megaptm.resilience.events import (
@@ -200,16 +200,16 @@ def saved_recipe(run: Path, step: int) -> dict[str, Any]:
     """
     if isinstance(checkpoint := Store(run).inspect(step, verify=False), str):
         raise UserError(f"{checkpoint}: name another step than {step}.")
-    present = load_run(run / CONFIG).model_dump(mode="json")
+    present = load_run_config(run / CONFIG).model_dump(mode="json")
     recipe = checkpoint.state.get("config")
     if not isinstance(recipe, dict):
         return present | {"run": str(run)}
-    schedule = flatten(recipe)
+    schedule = flatten_keys(recipe)
     is_timed = schedule.get("optimizer.decay_steps") is None and schedule.get("optimizer.decay") not in ENDLESS
     own: tuple[str, ...] = ("data.cursors",)
     own += ("train.steps",) if is_timed else ()
     own += ("layout",) if _has_own_layout(recipe, present) else ()
-    for key, value in flatten(present).items():
+    for key, value in flatten_keys(present).items():
         if resume_rule(key) is OnResume.YES and not key.startswith(own):
             _set_key(recipe, key.split("."), value)
     return recipe | {"run": str(run)}

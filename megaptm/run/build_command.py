@@ -6,8 +6,8 @@ import shlex
 from itertools import chain
 from pathlib import Path
 
-from megaptm.config import Config, resolve
-from megaptm.data.opening import annotations_of
+from megaptm.config import Config, resolve_spec
+from megaptm.data.opening import required_annotations
 from megaptm.families import contributions
 from megaptm.objectives.composed import Task, tasks_of
 from megaptm.spec import Family, LayerlessFamily
@@ -86,11 +86,11 @@ def _needed_annotations(path: str, config: Config) -> list[str]:
     tasks = _tasks_reading(path, config)
     is_only_corpus = len(config.data.mix) == 1
     objectives = (task.objective if is_only_corpus else task.objective.for_corpus(()) for task in tasks)
-    return [*dict.fromkeys(chain(*map(annotations_of, objectives)))]
+    return [*dict.fromkeys(chain(*map(required_annotations, objectives)))]
 
 
 def _tokenizer_options(config: Config) -> list[str]:
-    family, model = resolve(config).family, config.model
+    family, model = resolve_spec(config).family, config.model
     # Without an explicit value, a custom model has the published vocabulary size, which is too large for a small
     # corpus.
     is_explicit = model.size != "custom" or model.vocabulary != family.tokenizer.vocabulary

@@ -12,7 +12,7 @@ from torch import Tensor
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.store import Store
 from megaptm.checkpoint.tensors import TensorReader
-from megaptm.config import Config, load_run, resolve_model
+from megaptm.config import Config, load_run_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.saved_model import with_saved_attention
@@ -119,7 +119,7 @@ def open_checkpoint(run: str | Path, *, step: int | None = None, ema: bool = Fal
         checkpoint.verify()
     if ema:
         _require_means(run, checkpoint)
-    config = with_saved_attention(load_run(run / CONFIG), checkpoint.state, checkpoint.folder)
+    config = with_saved_attention(load_run_config(run / CONFIG), checkpoint.state, checkpoint.folder)
     return RunCheckpoint(run, config, checkpoint, ema)
 
 

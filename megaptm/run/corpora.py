@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from megaptm.checkpoint.committed import find_committed, read_newest_state
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.data import Corpus, Mix, open_mix
 from megaptm.data.manifest import MANIFEST, NoCorpusError
 from megaptm.data.mix import ReadCursors
-from megaptm.data.opening import annotations_of, refuse_different_tokenizers
+from megaptm.data.opening import refuse_different_tokenizers, required_annotations
 from megaptm.data.order import check_annotations
 from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.statistics import count_tokens, read_texts
@@ -63,7 +63,7 @@ class RunCorpora:
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
             if read and not any(task.objective.for_corpus(corpus.manifest.fields) is task.objective for corpus in read):
                 # Every corpus would be read with another objective.
-                check_annotations(read[0], annotations_of(task.objective))
+                check_annotations(read[0], required_annotations(task.objective))
         _check_special_tokens(config, self.tokenizer)
 
     def word_counts(self, vocabulary: int, part: int, parts: int, all_reduce: AllReduce) -> np.ndarray:
@@ -190,7 +190,7 @@ def open_corpus(path: str, config: Config) -> Corpus:
 def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     """Raise `UserError` if an objective needs a special token that the tokenizer lacks. If the family's kind of
     tokenizer has the token, the error recommends that kind."""
-    family = resolve(config).family
+    family = resolve_spec(config).family
     known = SPECIALS[family.tokenizer.specials or KINDS[family.tokenizer.kind].specials].roles
     for task in tasks_of(config.built_objective):
         missing = task.objective.missing_tokens(tokenizer.special)
@@ -217,7 +217,7 @@ def corpus_vocabulary(config: Config) -> int | None:
 
 def check_vocabulary(config: Config, tokenizer: Tokenizer, path: str) -> None:
     """Raise `UserError` if the vocabulary of the corpus at `path` is larger than the model's."""
-    spec = resolve(config)
+    spec = resolve_spec(config)
     record = spec.family.find_input(TokenInput) if isinstance(spec, ModelSpec) else None
     key = "" if record is None else record.key_needing_sorted_ids(spec.size)
     if key and tokenizer.kind != FREQUENCY_SORTED:

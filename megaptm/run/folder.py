@@ -22,7 +22,7 @@ from typing import Any
 from megaptm import __version__
 from megaptm.checkpoint.committed import FOLDER, newest_step
 from megaptm.checkpoint.files import write_with_retries
-from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run
+from megaptm.config import Config, Draft, UncheckedConfig, config_to_yaml, load_run_config
 from megaptm.config.schedule import with_initial_warmup
 from megaptm.errors import PATH_OR_DISK_ERRORS, UserError, describe_path_error, printable
 from megaptm.objectives.compose import map_files
@@ -226,7 +226,7 @@ def _saved_config(run: Path) -> Config | None:
     """Return the initial config of a run that has a checkpoint, or None."""
     with contextlib.suppress(UserError):  # `prepare` reports a damaged folder
         if os.path.isfile(run / CONFIG) and has_checkpoint(run):
-            return load_run(run / CONFIG)
+            return load_run_config(run / CONFIG)
     return None
 
 
@@ -268,7 +268,7 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
         refuse_queued(run)
     with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt), Events(run) as events:
         if (run / CONFIG).exists() and has_checkpoint(run):
-            previous = enter_due_phases(run, _without_removed_phases(load_run(run / CONFIG), config), events)
+            previous = enter_due_phases(run, _without_removed_phases(load_run_config(run / CONFIG), config), events)
             resumption = compare_configs(previous, config, change=change)
             resumption.refuse_changes()
             _record_changes(resumption, events)

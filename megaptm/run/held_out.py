@@ -11,7 +11,7 @@ from typing import Any
 
 from megaptm.config import Config
 from megaptm.config.schema import KeepConfig
-from megaptm.config.validation_rules import MIX, PREFIX, set_of
+from megaptm.config.validation_rules import MIX, PREFIX, validation_set_of
 from megaptm.errors import UserError, nearest
 from megaptm.storage import is_number_or_nan
 
@@ -81,7 +81,7 @@ class HeldOutLoss:
         return sorted(own, key=lambda step: values[step])
 
     def _recipe(self, step: int, metric: str) -> str:
-        return str(self.recipes.get(step, {}).get(set_of(metric), ""))
+        return str(self.recipes.get(step, {}).get(validation_set_of(metric), ""))
 
 
 def read_loss(value: Any) -> float | None:

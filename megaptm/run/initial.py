@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from megaptm.config import Config, resolve, resolve_model
+from megaptm.config import Config, resolve_model, resolve_spec
 from megaptm.errors import UserError
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.other_run import OtherRun
@@ -37,7 +37,7 @@ def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
     initial.check()
     spec = resolve_model(config)
     if difference := initial.find_difference(spec):
-        source = resolve(initial.config)
+        source = resolve_spec(initial.config)
         if isinstance(source, ModelSpec) and spec.name != source.name:
             difference = find_difference(spec, source)
     if difference is not None:

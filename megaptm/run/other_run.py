@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed, newest_step
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.errors import UserError
 from megaptm.run.compatibility import compatibility
 from megaptm.run.folder import CONFIG
@@ -63,7 +63,7 @@ class OtherRun:
     def find_difference(self, spec: ModelSpec) -> tuple[str, str, str] | None:
         """Return the first difference between the other run's model and `spec`: name, value in `spec`, value in the
         run. None if they are equal."""
-        expected, actual = (compatibility(model, "")["model"] for model in (spec, resolve(self.config)))
+        expected, actual = (compatibility(model, "")["model"] for model in (spec, resolve_spec(self.config)))
         names = (name for name in expected if actual.get(name) != expected[name])
         return next(((name, shown(expected[name]), shown(actual.get(name))) for name in names), None)
 

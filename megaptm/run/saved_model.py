@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from megaptm.checkpoint.committed import find_committed, read_state
-from megaptm.config import Config, load_run
+from megaptm.config import Config, load_run_config
 from megaptm.config.check import model_errors
 from megaptm.errors import UserError
 from megaptm.plugins import named_modules
@@ -32,6 +32,6 @@ def with_saved_attention(config: Config, state: Mapping[str, Any], folder: Path)
 def config_at(run: Path, step: int | None) -> Config:
     """Return the config of a run with the options of attention of the checkpoint at `step` (None: the newest), if there
     is one."""
-    config, folders = load_run(run / CONFIG), find_committed(run)
+    config, folders = load_run_config(run / CONFIG), find_committed(run)
     folder = folders.get(max(folders, default=0) if step is None else step)
     return config if folder is None else with_saved_attention(config, read_state(folder), folder)

@@ -26,8 +26,8 @@ from megaptm.spec.block import (
     SharingSpec,
     Visibility,
     attention_options,
-    value_errors,
-    visibility_of,
+    block_value_errors,
+    find_visibility,
     with_attention_options,
 )
 from megaptm.spec.direction import can_change_direction, with_direction
@@ -46,7 +46,7 @@ from megaptm.spec.family import (
 from megaptm.spec.inputs import InputSpec, SampledInput, SegmentInput, TokenInput
 from megaptm.spec.layer import LayerSpec
 from megaptm.spec.layerless import LayerlessFamily, LayerlessSpec
-from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published
+from megaptm.spec.model import VOCABULARY_MULTIPLE, ModelSpec, published_spec
 from megaptm.spec.size import BAND, Size
 
 __all__ = [
@@ -89,11 +89,11 @@ __all__ = [
     "TransformSpec",
     "Visibility",
     "attention_options",
+    "block_value_errors",
     "can_change_direction",
     "change",
-    "published",
-    "value_errors",
-    "visibility_of",
+    "find_visibility",
+    "published_spec",
     "with_attention_options",
     "with_direction",
 ]

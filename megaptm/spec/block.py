@@ -39,7 +39,7 @@ class Visibility(NamedTuple):
 VISIBILITIES = {"full": Visibility(), "causal": Visibility(causal=True), "ordered": Visibility(ordered=True)}
 
 
-def visibility_of(word: str) -> Visibility:
+def find_visibility(word: str) -> Visibility:
     """Return the properties of a kind of attention visibility. Raises `UserError` that lists the known kinds."""
     if word not in VISIBILITIES:
         raise UserError(f"Block.visibility is {word!r}, which is unknown; use one of {', '.join(VISIBILITIES)}.")
@@ -155,11 +155,11 @@ class Block:
 
     @property
     def causal(self) -> bool:
-        return visibility_of(self.visibility).causal
+        return find_visibility(self.visibility).causal
 
     @property
     def ordered(self) -> bool:
-        return visibility_of(self.visibility).ordered
+        return find_visibility(self.visibility).ordered
 
     @property
     def attentions(self) -> tuple[AttentionSpec, ...]:
@@ -274,7 +274,7 @@ def _field_validators(kind: Any) -> dict[str, TypeAdapter[Any]]:
     return {entry.name: TypeAdapter(hints[entry.name]) for entry in fields(kind)}
 
 
-def value_errors(record: Any, prefix: str = "") -> Iterator[str]:
+def block_value_errors(record: Any, prefix: str = "") -> Iterator[str]:
     """Yield an error message for each field of a block, or of a record in it, that has an unknown value."""
     for name, adapter in _field_validators(record.__class__).items():
         value = getattr(record, name)
@@ -286,4 +286,4 @@ def value_errors(record: Any, prefix: str = "") -> Iterator[str]:
             continue
         for nested in value if isinstance(value, tuple) else (value,):
             if is_dataclass(nested):
-                yield from value_errors(nested, f"{prefix}{name}.")
+                yield from block_value_errors(nested, f"{prefix}{name}.")

@@ -103,7 +103,7 @@ class ModelSpec:
         return self.context_of(self._token_stack) if bounded else None
 
 
-def published(family: Family, size: str) -> ModelSpec:
+def published_spec(family: Family, size: str) -> ModelSpec:
     """Return the spec of a model exactly as published."""
     return ModelSpec(
         family=family.for_size(family.sizes[size]),

@@ -10,7 +10,7 @@ from typing import Any
 
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
-from megaptm.config.validation_rules import PREFIX, set_of
+from megaptm.config.validation_rules import PREFIX, validation_set_of
 from megaptm.run.held_out import data_recipes, read_loss, refuse_unknown_metric
 
 FIELD = "early_stop"
@@ -76,7 +76,7 @@ def build_early_stop(config: Config, losses: Collection[str] | None = None) -> E
     rates = config.optimizer.model_dump(exclude={"offload", "decay_steps"})
     recipes = data_recipes(config)
     # A metric may name a set that the config does not have: its losses are absent.
-    samples = recipes.get(set_of(config.train.stop.metric)) if config.train.stop is not None else None
+    samples = recipes.get(validation_set_of(config.train.stop.metric)) if config.train.stop is not None else None
     recipe = json.dumps([rates, samples], sort_keys=True, default=str)
     return EarlyStop(config.train.stop, hashlib.sha256(recipe.encode()).hexdigest()[:16])
 

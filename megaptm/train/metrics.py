@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from megaptm.config import Config
-from megaptm.config.yamls import flatten
+from megaptm.config.yamls import flatten_keys
 from megaptm.errors import printable
 from megaptm.mixture import short_names
 from megaptm.objectives import BaseObjective, Composed, weights_at
@@ -122,7 +122,7 @@ class StepReport(Callback):
         run = self.run
         self.config, self.samples, self.token_count = config, samples, token_count
         changes = {f"change.step-{step}": text for step, text in recorded_changes(read_events(run)).items()}
-        self.tracker.log_params(flatten(config.model_dump()) | {"parameters": count_parameters(spec)} | changes)
+        self.tracker.log_params(flatten_keys(config.model_dump()) | {"parameters": count_parameters(spec)} | changes)
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
         if isinstance(spec, ModelSpec):  # for word vectors, the operations of a word depend on its sampled window

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from megaptm.checkpoint.committed import find_committed
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.config.objective_fit import sequence_lengths
 from megaptm.config.phases import phase_end
 from megaptm.errors import EXIT_CONTINUE
@@ -131,7 +131,7 @@ class Job:
         return self._open_phase(starts_job=starts_job)
 
     def _open_phase(self, *, starts_job: bool) -> tuple[Training, int]:
-        config, spec, log = self.config, resolve(self.config), self.log
+        config, spec, log = self.config, resolve_spec(self.config), self.log
         log("opening the corpora")
         with self.stop.interrupt_waits():
             corpora = RunCorpora(config, divide_checks(self.run, self.rank_env))

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from megaptm.config import Config, load, resolve
+from megaptm.config import Config, load, resolve_spec
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, printable, storage_errors_as_user_errors
 from megaptm.processes import end_with_parent
@@ -75,7 +75,7 @@ def _run_rank(
     from megaptm.train.peer_watch import watch_each_other
     from megaptm.train.phase import Job
 
-    spec = resolve(config)
+    spec = resolve_spec(config)
     events = Events(run, fence=lock.require_held) if lock else None
     if config.train.deterministic:
         use_deterministic_kernels()

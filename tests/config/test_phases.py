@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import CheckInput, run_checks
-from megaptm.config import config_to_yaml, draft, load, load_run
+from megaptm.config import config_to_yaml, load, load_run_config, read_config_draft
 from megaptm.config.read import UncheckedConfig, phase_configs
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
@@ -73,7 +73,7 @@ def test_key_of_a_phase_names_no_code(tmp_path, monkeypatch, key, phases):
     assert "\nphases: []\n" in text
     path.write_text(text.replace("\nphases: []\n", f"\nphases: {phases.format(key)}\n"))
     with pytest.raises(UserError, match="must be a list of phases"):
-        load_run(path)
+        load_run_config(path)
     assert not (tmp_path / "imported").exists()
 
 
@@ -107,7 +107,7 @@ def test_memory_of_each_phase_is_checked():
     ],
 )
 def test_invalid_phase_is_one_sentence(entries, sentence):
-    [mistake] = draft(TINY, [*LENGTH, f"phases=[{entries}]"]).mistakes
+    [mistake] = read_config_draft(TINY, [*LENGTH, f"phases=[{entries}]"]).mistakes
     assert sentence in mistake
 
 
@@ -116,7 +116,7 @@ def test_mistakes_of_all_phases_are_reported():
         "{until: 2, optimizer.lrr: 1}, {until: 4, data: {sequenc: 32, mx: 1}}, {until: 5, optimizer.lr: high}, "
         "{until: 6, data.sequence: 999, optimizer.bta: 1}, {train.logevery: 1}"
     )
-    mistakes = draft(TINY, [*LENGTH, "train.tim=1", f"phases=[{entries}]"]).mistakes
+    mistakes = read_config_draft(TINY, [*LENGTH, "train.tim=1", f"phases=[{entries}]"]).mistakes
     keys = [re.search(r"(data|optimizer|train)\.\w+", mistake)[0] for mistake in mistakes]
     assert sorted(keys[:2]) == ["optimizer.lrr", "train.tim"]
     assert keys[2:] == ["data.sequenc", "data.mx", "optimizer.lr", "optimizer.bta", "data.sequence", "train.logevery"]

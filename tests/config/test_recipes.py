@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megaptm.config import Config, load, resolve, resolve_model
+from megaptm.config import Config, load, resolve_model, resolve_spec
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.phases import phase_end
 from megaptm.config.read import UncheckedConfig, phase_configs
@@ -405,4 +405,4 @@ def test_tinybert_epochs_and_warmup(size: str) -> None:
 
 def test_fasttext_crawl_parameters() -> None:
     """Two tables of 2,000,000 words, and a table of n-grams, 300 wide."""
-    assert resolve(loaded("fasttext/crawl")).parameters == (2 * 2_000_000 + 2_000_000) * 300
+    assert resolve_spec(loaded("fasttext/crawl")).parameters == (2 * 2_000_000 + 2_000_000) * 300

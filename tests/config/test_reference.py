@@ -5,21 +5,21 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.config import load
-from megaptm.config.reference import as_markdown, config_sections, find_sections
-from megaptm.config.yamls import flatten
+from megaptm.config.reference import config_keys_as_markdown, config_sections, find_sections
+from megaptm.config.yamls import flatten_keys
 from megaptm.errors import UserError
 from tests import ROOT
 
 
 def test_page_equals_the_output_of_the_command():
     """To regenerate: `megaptm config keys --markdown > docs/config.md`."""
-    assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == as_markdown(config_sections())
+    assert (ROOT / "docs/config.md").read_text(encoding="utf-8") == config_keys_as_markdown(config_sections())
 
 
 def test_every_key_has_a_meaning():
     keys = {key.path: key for section in config_sections() for key in section.keys}
     config = load("gpt2/tiny", ["train.ramp={start: 8, increment: 8, samples: 100}"])
-    settable = {key for key in flatten(config.model_dump()) if not key.startswith("model.attention.")}
+    settable = {key for key in flatten_keys(config.model_dump()) if not key.startswith("model.attention.")}
     assert settable <= set(keys)
     assert "model.attention" in keys
     assert [key.path for key in keys.values() if not key.meaning] == []

@@ -12,14 +12,14 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.models.model_costs import PartCosts, count_part_costs
 from megaptm.plan.count import step_flops
-from megaptm.spec import change, published
+from megaptm.spec import change, published_spec
 from tests.models.tiny import tiny_spec
 
 LENGTHS = {"palm": {"decoder": 2048}, "gpt2": {"decoder": 1024}, "t5": {"encoder": 512, "decoder": 128}}
 
 
 def cut(family: str, size: str, pipeline: int, virtual: int = 1, **options: str) -> tuple[int, ...]:
-    spec = published(CATALOGUE[family], size)
+    spec = published_spec(CATALOGUE[family], size)
     costs = count_part_costs(spec, LENGTHS[family], heads=spec.family.heads, **options)
     return layers_by_cost(spec, costs, pipeline=pipeline, virtual=virtual)
 
@@ -69,7 +69,7 @@ def test_recomputed_layers_cost_more() -> None:
 
 @pytest.mark.parametrize(("pipeline", "virtual"), [(2, 2), (4, 2), (4, 3)])
 def test_virtual_stages_make_the_slowest_stage_faster_than_equal_chunks(pipeline: int, virtual: int) -> None:
-    spec = published(CATALOGUE["palm"], "8b")
+    spec = published_spec(CATALOGUE["palm"], "8b")
     costs = count_part_costs(spec, LENGTHS["palm"], heads=spec.family.heads)
     layer, head = costs.layers[0], costs.heads["lm"]
     layers = layers_by_cost(spec, costs, pipeline=pipeline, virtual=virtual)

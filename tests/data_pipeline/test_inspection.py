@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from data_pipeline.inspection import corpus_table, format_count, show_sample, shown_recipe
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.families.vit.token_types import LABELS
 
 
 def test_custom_objective_label_is_shown():
-    batch = BatchSpec({"": 4}, fields((4,), "tokens") | fields((), "is_low"))
+    batch = BatchSpec({"": 4}, batch_fields((4,), "tokens") | batch_fields((), "is_low"))
     tokenizer = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
     texts = [
         show_sample({"tokens": np.arange(4), "is_low": np.array(low)}, batch, tokenizer).plain for low in (1, IGNORED)

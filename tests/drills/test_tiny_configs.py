@@ -20,7 +20,7 @@ from megaptm.commands.evaluate import evaluate_command
 from megaptm.commands.export import export_group
 from megaptm.config import Config, load
 from megaptm.data import Mix, open_mix
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.data.statistics import unigram_loss
 from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
@@ -125,7 +125,7 @@ def held_out_batches(loaded: LoadedModel, rows: int, *, lanes: int) -> list[Micr
         lanes = min(lanes, open_held_out(loaded, 1).fresh_samples)
         mix = open_held_out(loaded, lanes)
     numbers = range(min(rows, mix.fresh_samples))
-    return [as_tensors(stack_samples(mix, numbers[at : at + lanes])) for at in numbers[::lanes]]
+    return [batch_to_tensors(stack_samples(mix, numbers[at : at + lanes])) for at in numbers[::lanes]]
 
 
 def open_held_out(loaded: LoadedModel, lanes: int) -> Mix:

@@ -15,7 +15,7 @@ from megaptm.families.gpt import GPT2, GPT3
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
-from megaptm.spec import Family, TransformSpec, change, published
+from megaptm.spec import Family, TransformSpec, change, published_spec
 
 
 @pytest.mark.parametrize("family", CATALOGUE.values(), ids=CATALOGUE)
@@ -36,8 +36,8 @@ def test_gpt3_has_the_stacks_of_gpt2() -> None:
 
 
 def test_padded_vocabulary() -> None:
-    assert published(GPT2, "small").padded_vocabulary == 50_304
-    assert published(BERT, "base").padded_vocabulary == 30_592
+    assert published_spec(GPT2, "small").padded_vocabulary == 50_304
+    assert published_spec(BERT, "base").padded_vocabulary == 30_592
 
 
 def with_option(**options: Any) -> dict:
@@ -61,11 +61,11 @@ def with_option(**options: Any) -> dict:
 )
 def test_unknown_value_is_refused(differences: dict, message: str) -> None:
     with torch.device("meta"), pytest.raises(UserError, match=message):
-        Model(published(change(GPT2, **differences), "small"))
+        Model(published_spec(change(GPT2, **differences), "small"))
 
 
 def test_unknown_init_is_refused() -> None:
-    spec = published(change(GPT2, init={"rule": "xavier"}), "small")
+    spec = published_spec(change(GPT2, init={"rule": "xavier"}), "small")
     with pytest.raises(UserError, match=r"init.rule is 'xavier'.*normal, gpt2, truncated-gpt2, t5"):
         initial_value(spec, "embed.position.weight", (4, 4), seed=0)
 

@@ -30,7 +30,7 @@ from megaptm.models.head_costs import head_costs
 from megaptm.models.initial import init_weights, initial_value
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
-from megaptm.spec import published
+from megaptm.spec import published_spec
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
 from tests.families.vision import load_reference, pixel_values, weights_of
@@ -48,7 +48,7 @@ HEAD = "image-text"
     [("b-32", 151_277_313), ("b-16", 149_620_737), ("l-14", 427_616_513), ("l-14-336", 427_944_193)],
 )
 def test_published_parameter_count(size, expected):
-    assert count_parameters(published(CLIP, size)) == expected
+    assert count_parameters(published_spec(CLIP, size)) == expected
 
 
 def test_parameter_count_equals_built_model():
@@ -183,7 +183,7 @@ def test_pipeline_stages_equal_full_model():
 
 
 def test_initial_values_are_those_of_the_paper():
-    spec = replace(published(CLIP, "b-32"), vocabulary=256)
+    spec = replace(published_spec(CLIP, "b-32"), vocabulary=256)
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in Model(spec).named_parameters()}
 
@@ -335,7 +335,7 @@ def test_recipes_match_the_paper(size):
     config = load(CONFIGS / f"{size}.yaml")
     optimizer, spec = config.optimizer, resolve_model(config)
     rate = {"b-32": 5e-4, "b-16": 5e-4, "l-14": 4e-4, "l-14-336": 2e-5}[size]
-    assert spec == replace(published(CLIP, size), family=spec.family)
+    assert spec == replace(published_spec(CLIP, size), family=spec.family)
     assert (optimizer.lr, optimizer.betas, optimizer.eps, optimizer.weight_decay) == (rate, (0.9, 0.98), 1e-6, 0.2)
     assert (optimizer.warmup_steps, optimizer.decay, optimizer.min_lr_ratio, optimizer.clip) == (
         2000,

@@ -19,7 +19,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
 from megaptm.run.word_vector_file import with_vectors
-from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.spec import ModelSpec, Size, change, published_spec
 from tests.models.recurrent import VOCABULARY, tiny_cove
 
 # Document lengths of two samples, for the encoder and the decoder.
@@ -56,7 +56,7 @@ def torch_lstm(model):
 
 
 def test_published_encoder_parameter_count():
-    spec = published(COVE, "base")
+    spec = published_spec(COVE, "base")
     with torch.device("meta"):
         model = Model(spec)
     assert sum(parameter.numel() for parameter in model.encoder.parameters()) == 3_609_600

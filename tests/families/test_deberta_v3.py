@@ -28,7 +28,7 @@ from megaptm.models.model import Model
 from megaptm.objectives import SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.spec import Size, change, published
+from megaptm.spec import Size, change, published_spec
 from megaptm.tokenizers import train
 from tests import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -192,7 +192,7 @@ def test_initial_discriminator_table_is_the_generators() -> None:
 
 def test_generator_has_half_the_layers() -> None:
     for name, size in DEBERTA_V3.sizes.items():
-        spec = published(DEBERTA_V3, name)
+        spec = published_spec(DEBERTA_V3, name)
         assert spec.size_of("generator") == change(size, layers=size.layers // 2, stacks={})
 
 

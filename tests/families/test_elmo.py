@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from megaptm.config import load, resolve_model
-from megaptm.config.check import check
+from megaptm.config.check import refuse_invalid_config
 from megaptm.config.model import with_resolved_model
 from megaptm.data import open_mix
 from megaptm.errors import UserError
@@ -21,7 +21,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plan.count import count_parameters
-from megaptm.spec import change, published
+from megaptm.spec import change, published_spec
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.models.recurrent import VOCABULARY, elmo_batch, tiny_elmo
 
@@ -32,7 +32,7 @@ HEAD = "bidirectional-lm"
     ("size", "expected"), [("small", 13_593_312), ("medium", 28_027_744), ("original", 93_600_864)]
 )
 def test_published_parameter_count(size, expected):
-    assert count_parameters(published(ELMO, size)) == expected
+    assert count_parameters(published_spec(ELMO, size)) == expected
 
 
 def build_tiny_model(**options):
@@ -283,7 +283,7 @@ def test_unsupported_option_is_refused(more, sentence):
 def test_written_config_is_the_same_model(name):
     config = load(f"configs/{name}.yaml", ["model.vocabulary=9000"])
     written = with_resolved_model(config)
-    check(written)
+    refuse_invalid_config(written)
     assert resolve_model(written) == resolve_model(config)
 
 

@@ -12,7 +12,7 @@ from megaptm.hub.huggingface import from_hugging_face
 from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.objectives.vocabulary import SpecialTokens
-from megaptm.spec import AttentionSpec, published
+from megaptm.spec import AttentionSpec, published_spec
 from tests.models.tiny import VOCABULARY, tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference, make_reference
 
@@ -43,7 +43,7 @@ def test_import_from_bart() -> None:
 
 def test_published_windows_and_positions() -> None:
     """Section 7: windows of 1,024 in the encoder only, and 16 times BART's positions."""
-    spec = published(CATALOGUE["led"], "large")
+    spec = published_spec(CATALOGUE["led"], "large")
     encoder, decoder = spec.family.stacks.values()
     assert encoder.attention == WindowSpec(window=1024)
     assert decoder.attention == AttentionSpec()

@@ -20,7 +20,7 @@ from megaptm.inference.generate import enable_cache
 from megaptm.layers.attention import score_scale
 from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.stack import Stack
-from megaptm.spec import ModelSpec, RopeParameters, Size, change, published, with_attention_options
+from megaptm.spec import ModelSpec, RopeParameters, Size, change, published_spec, with_attention_options
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, make_random_reference
 
@@ -71,7 +71,7 @@ def test_import_continues_with_its_numbers(spec: ModelSpec, tmp_path: Path) -> N
     ids=["llama", "mistral", "gemma2"],
 )
 def test_default_configs_are_published_sizes(config: transformers.PretrainedConfig, family: str, size: str) -> None:
-    spec, expected = describe_config({**vars(config), **config.to_dict()})[1], published(CATALOGUE[family], size)
+    spec, expected = describe_config({**vars(config), **config.to_dict()})[1], published_spec(CATALOGUE[family], size)
     assert spec.family == expected.family
     assert spec.size == change(expected.size, head_width=expected.size.key_width)
     assert spec.vocabulary == expected.vocabulary
@@ -94,7 +94,7 @@ def test_config_of_the_released_llama_3_2_1b() -> None:
         "tie_word_embeddings": True,
         "rope_scaling": {**scaling, "original_max_position_embeddings": 8192},
     }
-    spec, expected = describe_config(config, family="llama3")[1], published(CATALOGUE["llama3"], "1b")
+    spec, expected = describe_config(config, family="llama3")[1], published_spec(CATALOGUE["llama3"], "1b")
     options = {"rope_factor": 32.0, "rope_original_context": 8192}
     assert spec.family == with_options(expected, **options).family
     assert spec.size == change(expected.size, head_width=64)
@@ -115,7 +115,7 @@ def test_config_of_the_released_gemma_3_1b() -> None:
         "rope_scaling": None,
         "sliding_window": 512,
     }
-    spec, expected = describe_config(config)[1], published(CATALOGUE["gemma3"], "1b")
+    spec, expected = describe_config(config)[1], published_spec(CATALOGUE["gemma3"], "1b")
     assert spec.family == with_options(expected, window=512, rope_factor=1.0).family
     assert spec.size == expected.size
     other = describe_config(config | {"rope_local_base_freq": 20_000})[1].family.last_block.attentions
@@ -140,7 +140,7 @@ def test_config_of_the_released_eurobert_2_1b() -> None:
         "tie_word_embeddings": False,
         "vocab_size": 128_256,
     }
-    spec, expected = describe_config(config)[1], published(CATALOGUE["eurobert"], "2.1b")
+    spec, expected = describe_config(config)[1], published_spec(CATALOGUE["eurobert"], "2.1b")
     assert spec.family == expected.family
     assert spec.size == change(expected.size, head_width=128)
 
@@ -223,7 +223,7 @@ def test_cached_generation_equals_hugging_face(family: str) -> None:
 
 def test_scale_of_gemma2_27b() -> None:
     """Scores of the 27B model are divided by the square root of width / heads, 144; its heads have 128."""
-    spec = with_options(published(CATALOGUE["gemma2"], "27b"), scale_width=144)
+    spec = with_options(published_spec(CATALOGUE["gemma2"], "27b"), scale_width=144)
     [attention, _] = sublayers(spec.family.last_block.at(0), spec.size)
     assert score_scale(attention.costs) == 1 / 12
     assert hugging_face_config(spec).query_pre_attn_scalar == 144

@@ -15,7 +15,7 @@ from megaptm.layers import sparse
 from megaptm.layers.sparse import global_positions
 from megaptm.layers.stack import Stack
 from megaptm.parallel.global_tokens import GlobalTokensHook
-from megaptm.spec import published
+from megaptm.spec import published_spec
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import build_with_weights, convert_inputs, make_random_reference
 
@@ -68,7 +68,7 @@ def test_window_per_layer() -> None:
 
 
 def test_published_window() -> None:
-    block = published(CATALOGUE["longformer"], "base").family.last_block
+    block = published_spec(CATALOGUE["longformer"], "base").family.last_block
     assert (block.attention.window, block.attention.dilation) == (512, 1)
 
 

@@ -15,7 +15,7 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import describe_config, hugging_face_config
 from megaptm.models.model import Model
-from megaptm.spec import ModelSpec, change, published, with_attention_options
+from megaptm.spec import ModelSpec, change, published_spec, with_attention_options
 from tests.models.tiny import tiny_model, tiny_spec
 
 OLD_BASE = {
@@ -77,7 +77,7 @@ def test_published_configs_are_the_published_sizes(config: dict[str, Any], famil
 
 @pytest.mark.parametrize("family", ["modernbert", "ettin", "ettin-decoder", "mmbert"])
 def test_config_describes_the_family_again(family: str) -> None:
-    spec = published(CATALOGUE[family], next(iter(CATALOGUE[family].sizes)))
+    spec = published_spec(CATALOGUE[family], next(iter(CATALOGUE[family].sizes)))
     again = described(hugging_face_config(spec).to_dict())
     assert again.name == family
     assert again.family.stacks == spec.family.stacks
@@ -86,7 +86,7 @@ def test_config_describes_the_family_again(family: str) -> None:
 
 def test_window_of_the_decoder_is_half_of_the_field() -> None:
     """The field is the window of the encoder of the same shape; the class halves it."""
-    config = hugging_face_config(published(CATALOGUE["ettin-decoder"], "17m"))
+    config = hugging_face_config(published_spec(CATALOGUE["ettin-decoder"], "17m"))
     assert (config.local_attention, config.sliding_window) == (128, 64)
 
 

@@ -12,7 +12,7 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config
-from megaptm.spec import Size, change, published, with_attention_options
+from megaptm.spec import Size, change, published_spec, with_attention_options
 from tests.models.tiny import tiny_batch, tiny_spec
 from tests.parity.reference import assert_close, build_with_weights, convert_inputs, make_random_reference
 
@@ -44,7 +44,7 @@ def with_decoder(**fields: Any) -> dict[str, Any]:
 
 
 def test_released_config_is_the_published_size() -> None:
-    spec, expected = describe_config(B_B)[1], published(CATALOGUE["t5gemma"], "b-b")
+    spec, expected = describe_config(B_B)[1], published_spec(CATALOGUE["t5gemma"], "b-b")
     assert spec.family == expected.family
     assert spec.size == change(expected.size, head_width=64)
 
@@ -71,7 +71,7 @@ def test_other_fields_are_refused(config: dict[str, Any], message: str) -> None:
 
 def test_window_of_the_encoder_is_on_each_side() -> None:
     """A position of the encoder attends to 2 x 4,096 others, one of the decoder to 4,096, its own included."""
-    config = hugging_face_config(published(CATALOGUE["t5gemma"], "b-b"))
+    config = hugging_face_config(published_spec(CATALOGUE["t5gemma"], "b-b"))
     assert (config.encoder.sliding_window, config.decoder.sliding_window) == (4096, 4096)
     windows = {name: block.attentions[0].window for name, block in CATALOGUE["t5gemma"].stacks.items()}
     assert windows == {"encoder": 8192, "decoder": 4096}

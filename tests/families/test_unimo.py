@@ -23,7 +23,7 @@ from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
-from megaptm.spec import ModelSpec, published
+from megaptm.spec import ModelSpec, published_spec
 from tests.models.regions import CLASSES, FEATURES, TEXT
 from tests.models.tiny import tiny_spec
 from tests.models.unified import LENGTHS, OTHER_IMAGE, tiny_unimo, unimo_batch, unimo_model
@@ -36,7 +36,7 @@ CONFIGS = Path(__file__).parents[2] / "configs/unimo"
 def test_published_parameter_count(size: str, expected: int) -> None:
     """The paper gives no count. It is RoBERTa's without its one segment embedding, and with projections of features and
     of five numbers of a box, and a norm."""
-    spec = published(UNIMO, size)
+    spec = published_spec(UNIMO, size)
     width = spec.width
     regions = (2048 + 1) * width + (5 + 1) * width + 2 * width
     roberta = {"base": 124_055_040, "large": 354_310_144}[size]
@@ -203,7 +203,7 @@ def test_masked_and_padded_inputs_are_ignored() -> None:
 def test_recipes_match_the_paper() -> None:
     for size in ("base", "large"):
         config = load(CONFIGS / f"{size}.yaml")
-        assert count_parameters(resolve_model(config)) == count_parameters(published(UNIMO, size))
+        assert count_parameters(resolve_model(config)) == count_parameters(published_spec(UNIMO, size))
         assert config.optimizer.lr == 5e-5
         shares = {task.label: task.share.at(0) for task in config.built_objective.tasks}
         of_text = shares["spans"] + shares["fragments"]

@@ -27,7 +27,7 @@ from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model, even_chunks
 from megaptm.plan.count import count_parameters
-from megaptm.spec import ModelSpec, SegmentInput, Size, TokenInput, change, published
+from megaptm.spec import ModelSpec, SegmentInput, Size, TokenInput, change, published_spec
 from tests.models.regions import (
     CLASSES,
     FEATURES,
@@ -96,7 +96,7 @@ def test_import_from_bert() -> None:
 
 @pytest.mark.parametrize(("size", "expected"), [("base", 109_898_752), ("large", 335_695_872)])
 def test_published_parameter_count(size, expected):
-    assert count_parameters(published(UNITER, size)) == expected
+    assert count_parameters(published_spec(UNITER, size)) == expected
 
 
 def test_parameter_count_equals_built_model():
@@ -360,7 +360,7 @@ def test_initial_mask_embedding():
 def test_recipes_match_the_released_configs(size):
     config = load(CONFIGS / f"{size}.yaml")
     spec, optimizer = resolve_model(config), config.optimizer
-    assert count_parameters(spec) == count_parameters(published(UNITER, size))
+    assert count_parameters(spec) == count_parameters(published_spec(UNITER, size))
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay, optimizer.clip) == (5e-5, (0.9, 0.98), 0.01, 5.0)
     assert (optimizer.warmup_steps, optimizer.decay, config.train.steps) == (10_000, "linear", 200_000)
     assert config.built_objective.losses == {"itm": 1.0, "wra": 0.1, "mlm": 1.0, "mrfr": 1.0, "mrc-kl": 1.0}

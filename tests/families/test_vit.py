@@ -28,7 +28,7 @@ from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
-from megaptm.spec import TokenInput, change, published
+from megaptm.spec import TokenInput, change, published_spec
 from megaptm.tokenizers import load as load_tokenizer
 from megaptm.tokenizers.labels import make_label_tokenizer
 from tests.data_pipeline.images.pictures import digits
@@ -46,7 +46,7 @@ CONFIGS = Path(__file__).parents[2] / "configs/vit"
     [("b-16", 85_798_656), ("b-32", 87_455_232), ("l-16", 303_301_632), ("h-14", 630_764_800)],
 )
 def test_published_parameter_count(size, expected):
-    spec = published(VIT, size)
+    spec = published_spec(VIT, size)
     assert count_parameters(spec) == expected
     assert count_parameters(spec, with_heads=True) == expected + spec.vocabulary * (spec.width + 1)
 

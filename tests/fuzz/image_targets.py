@@ -272,7 +272,7 @@ def mutate_config(folder: Path, rng: Random) -> bool:
 def read_config(folder: Path) -> Any:
     """Read configs as `megaptm train` does before it starts processes."""
     from megaptm.config import config_to_yaml, resolve_model
-    from megaptm.config.yamls import flatten
+    from megaptm.config.yamls import flatten_keys
     from megaptm.plan.count import count_parameters
     from megaptm.run.corpora_checks import check_corpora
     from megaptm.run.folder import absolute_paths
@@ -280,7 +280,7 @@ def read_config(folder: Path) -> Any:
 
     for path in folder.glob("*.yaml"):
         config = absolute_paths(read(path, []))
-        flatten(config.model_dump())
+        flatten_keys(config.model_dump())
         count_parameters(resolve_model(config))
         config_to_yaml(config)
         check_corpora(config)

@@ -154,14 +154,14 @@ def mutate_yaml(folder: Path, rng: Random) -> bool:
 
 
 def read_config(folder: Path) -> Any:
-    from megaptm.config import config_to_yaml, draft, load, resolve_model
-    from megaptm.config.yamls import flatten
+    from megaptm.config import config_to_yaml, load, read_config_draft, resolve_model
+    from megaptm.config.yamls import flatten_keys
     from megaptm.plan.count import count_parameters
     from megaptm.run.folder import absolute_paths
 
-    draft(folder / "it.yaml")
+    read_config_draft(folder / "it.yaml")
     config = absolute_paths(load(folder / "it.yaml"))
-    flatten(config.model_dump())
+    flatten_keys(config.model_dump())
     count_parameters(resolve_model(config))
     config_to_yaml(config)
 

@@ -23,7 +23,7 @@ from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
-from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.spec import ModelSpec, Size, change, published_spec
 from megaptm.tokenizers import train
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec
@@ -212,17 +212,19 @@ def test_unsupported_pattern_is_refused(family: str, options: dict[str, Any]) ->
     other = change(table, stacks={"encoder": change(table.last_block, attention=options)})
     [name] = options
     with pytest.raises(UserError, match=rf"model\.attention\.{name} is .* but .* cannot be exported"):
-        find_counterpart(published(other, "base"))
-    assert find_counterpart(published(table, "base"))
+        find_counterpart(published_spec(other, "base"))
+    assert find_counterpart(published_spec(table, "base"))
 
 
 def test_model_without_counterpart_is_refused() -> None:
     with pytest.raises(UserError, match="no counterpart"):
         find_counterpart(
-            published(change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn={"activation": "swiglu"})}), "small")
+            published_spec(
+                change(GPT2, stacks={"decoder": change(GPT2.last_block, ffn={"activation": "swiglu"})}), "small"
+            )
         )
     with pytest.raises(UserError, match="24 x 128 is not 2048"):
-        find_counterpart(published(CATALOGUE["gpt3"], "xl-literal"))
+        find_counterpart(published_spec(CATALOGUE["gpt3"], "xl-literal"))
     spec = tiny_spec("gpt1")
     with pytest.raises(UserError, match="needs ffn = 4 x width, but ffn is 64 and width 32"):
         find_counterpart(replace(spec, size=change(spec.size, ffn=64)))
@@ -230,7 +232,7 @@ def test_model_without_counterpart_is_refused() -> None:
 
 def test_counterpart_does_not_depend_on_tokenizer() -> None:
     own = change(BERT, name="own", tokenizer={"kind": "byte-bpe", "specials": "roberta"})
-    assert find_counterpart(published(own, "base")).model == "BertForPreTraining"
+    assert find_counterpart(published_spec(own, "base")).model == "BertForPreTraining"
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_default_configs_are_published_sizes() -> None:
         (transformers.T5Config(), "t5", "small"),
     ):
         spec = describe_config({**vars(config), **config.to_dict()})[1]
-        expected = published(CATALOGUE[family], size)
+        expected = published_spec(CATALOGUE[family], size)
         assert spec.family == expected.family
         assert spec.size == Size(
             **{name: getattr(expected.size, name) for name in ("layers", "width", "heads", "ffn")},
@@ -338,7 +340,7 @@ def test_tied_mt5_is_imported_untied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["t5-v1.1", "mt5"])
 def test_untied_t5_config_is_version_1_1(family: str) -> None:
     """In published configs, scaling of the decoder output follows from `tie_word_embeddings`."""
-    expected = published(CATALOGUE[family], "small")
+    expected = published_spec(CATALOGUE[family], "small")
     config = {"model_type": expected.name.partition("-")[0], "feed_forward_proj": "gated-gelu", "dropout_rate": 0.0}
     numbers = {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "vocab_size": expected.vocabulary}
     spec = describe_config({**config, **numbers, "tie_word_embeddings": False})[1]

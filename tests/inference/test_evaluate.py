@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from megaptm.commands.evaluate import evaluate_command as command
 from megaptm.config import load
 from megaptm.data import open_mix
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.errors import UserError
 from megaptm.inference.evaluate import record
 from megaptm.inference.evaluation_options import EvaluationOptions
@@ -58,7 +58,7 @@ def test_loss_is_the_mean_over_all_labels(family, corpora, tmp_path):
     assert evaluation.rows == mix.fresh_samples
     nats, num_labels = 0.0, 0
     for index in range(mix.fresh_samples):  # one by one, by plain cross-entropy on logits
-        sample = as_tensors(stack_samples(mix, [index]))
+        sample = batch_to_tensors(stack_samples(mix, [index]))
         logits = model.logits(sample)["mlm" if family == "bert" else "lm"][0]
         if "masked_positions" in sample:
             logits = logits[sample["masked_positions"][0]]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from megaptm.config import load, resolve_model
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.families.unimo.contrast import CrossModalContrast
 from megaptm.families.unimo.inference import _compare_vectors, vector_retrieval
 from megaptm.families.uniter.inference import _match_pairs, matching_retrieval, open_pairs
@@ -63,7 +63,7 @@ def test_scores_match_single_samples(loaded: LoadedModel) -> None:
             logits = loaded.model.logits(batch)["itm"]
         expected, scores = (logits[:, 1] - logits[:, 0]).reshape(FIRST, FIRST), _match_pairs(loaded, mix, FIRST)
     else:
-        batch = as_tensors(stack_samples(mix, range(FIRST)))
+        batch = batch_to_tensors(stack_samples(mix, range(FIRST)))
         with torch.inference_mode():
             x_BSD = loaded.model.encode(batch)
         first_region = mix.sequence - batch["region_boxes"].shape[1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from megaptm.errors import UserError
-from megaptm.models.chunk import chunks
+from megaptm.models.chunk import model_chunks
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
@@ -71,9 +71,9 @@ def test_options_alternate_between_layers() -> None:
 
 def test_head_is_in_the_part_of_its_layer() -> None:
     spec = spec_of("early-exit")
-    assert [chunk.heads for chunk in chunks(spec, 4)] == [(), ("exit",), (), ("lm",)]
-    assert [chunk.heads for chunk in chunks(spec, 1)] == [("lm", "exit")]
-    pieces = [Model(spec, chunk) for chunk in chunks(spec, 4)]
+    assert [chunk.heads for chunk in model_chunks(spec, 4)] == [(), ("exit",), (), ("lm",)]
+    assert [chunk.heads for chunk in model_chunks(spec, 1)] == [("lm", "exit")]
+    pieces = [Model(spec, chunk) for chunk in model_chunks(spec, 4)]
     tables = [{name for name, _ in piece.named_parameters() if name == "embed.token.weight"} for piece in pieces]
     assert list(map(bool, tables)) == [True, True, False, True]
 
@@ -87,4 +87,4 @@ def test_head_rejects_missing_and_divided_layers() -> None:
         Model(reading("decoder.4"))
     assert Model(reading("decoder.0", "decoder.1")).head is not None
     with pytest.raises(UserError, match=r"head exit reads layers that lie in several of 4 pipeline chunks: lower"):
-        chunks(reading("decoder.0", "decoder.1"), 4)
+        model_chunks(reading("decoder.0", "decoder.1"), 4)

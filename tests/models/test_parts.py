@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.models.chunk import allows_heads_alone, chunks
+from megaptm.models.chunk import allows_heads_alone, model_chunks
 from megaptm.models.head_costs import head_costs
 from megaptm.models.heads import build_heads
 from megaptm.models.initial import init_weights
@@ -49,7 +49,7 @@ def assert_parts_equal_model(
     expected.backward()
     weights = dict(full_model.named_parameters())
 
-    chain = [Model(full_model.spec, part).eval() for part in chunks(full_model.spec, num_parts, layers)]
+    chain = [Model(full_model.spec, part).eval() for part in model_chunks(full_model.spec, num_parts, layers)]
     for model in chain:
         with torch.no_grad():
             for name, parameter in model.named_parameters():

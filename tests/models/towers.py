@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, Field, fields
+from megaptm.batch import BatchSpec, Field, batch_fields
 from megaptm.objectives import Objective
 from megaptm.objectives.objective import SequenceWindow, pad_pieces
 from megaptm.spec import Block, Family, NormSpec, Size, TokenizerSpec
@@ -29,7 +29,10 @@ class Halves(Objective):
 
     def batch_spec(self, sequence, document_mask):
         names = ("tokens", "document_ids")
-        streams = {**fields((sequence,), *names), **fields((sequence,), *(f"right_{name}" for name in names))}
+        streams = {
+            **batch_fields((sequence,), *names),
+            **batch_fields((sequence,), *(f"right_{name}" for name in names)),
+        }
         return BatchSpec({"": sequence, "right_": sequence}, streams | {"pairs": Field(())})
 
     def make_sample(self, piece, context):

@@ -19,7 +19,7 @@ from megaptm.families.word_vectors import FAMILIES as WORD_FAMILIES
 from megaptm.families.word_vectors import WordFamily
 from megaptm.hub.counterparts import hugging_face_models
 from megaptm.plan.count import count_parameters
-from megaptm.spec import Family, published
+from megaptm.spec import Family, published_spec
 from tests import ROOT
 from tests.drills.conftest import RECORD as SECONDS
 from tests.layouts.test_layouts import CASES
@@ -82,7 +82,7 @@ def _word_row(family: WordFamily) -> str:
 
 
 def _row(family: Family, differences: dict[str, str], seconds: dict[str, object] | None) -> str:
-    sizes = ", ".join(f"{size} {count_parameters(published(family, size)):,}" for size in family.sizes)
+    sizes = ", ".join(f"{size} {count_parameters(published_spec(family, size)):,}" for size in family.sizes)
     layouts = sum(name == family.name for name, _ in CASES)
     difference = ", ".join(
         f"{name} {differences[name]}" for name in ("logits", "losses", "vectors", "gradients") if name in differences

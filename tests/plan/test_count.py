@@ -16,7 +16,7 @@ from megaptm.families.t5 import T5
 from megaptm.models.head_costs import HEADS, MaskedHeadCosts, head_costs
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
-from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.spec import ModelSpec, Size, change, published_spec
 from tests import ROOT
 from tests.models.tiny import mean_losses, tiny_batch, tiny_model
 
@@ -192,7 +192,7 @@ def test_every_size_has_a_published_count() -> None:
 
 @pytest.mark.parametrize(("family", "size"), EXACT)
 def test_published_count(family: str, size: str) -> None:
-    assert as_published(published(CATALOGUE[family], size)) == EXACT[family, size]
+    assert as_published(published_spec(CATALOGUE[family], size)) == EXACT[family, size]
 
 
 def test_bart_large_equals_transformers() -> None:
@@ -205,17 +205,19 @@ def test_bart_large_equals_transformers() -> None:
 
 @pytest.mark.parametrize(("family", "size"), WITH_HEADS)
 def test_count_with_heads(family: str, size: str) -> None:
-    assert count_parameters(published(CATALOGUE[family], size), with_heads=True) == WITH_HEADS[family, size]
+    assert count_parameters(published_spec(CATALOGUE[family], size), with_heads=True) == WITH_HEADS[family, size]
 
 
 @pytest.mark.parametrize(("family", "size"), AS_PRINTED)
 def test_count_of_sizes_as_printed(family: str, size: str) -> None:
-    assert count_parameters(published(CATALOGUE[family], size)) == pytest.approx(AS_PRINTED[family, size], abs=0.5e6)
+    assert count_parameters(published_spec(CATALOGUE[family], size)) == pytest.approx(
+        AS_PRINTED[family, size], abs=0.5e6
+    )
 
 
 @pytest.mark.parametrize(("family", "size"), ALL)
 def test_built_model_has_the_counted_parameters(family: str, size: str) -> None:
-    spec = published(CATALOGUE[family], size)
+    spec = published_spec(CATALOGUE[family], size)
     assert as_built(spec) == count_parameters(spec, with_heads=True)
 
 
@@ -252,17 +254,17 @@ def test_head_that_reads_target_positions_costs_less(monkeypatch) -> None:
         name = "borders"
 
     monkeypatch.setitem(HEADS, "borders", Borders)
-    masked, borders = (published(change(BERT, heads=(name,)), "base") for name in ("mlm", "borders"))
+    masked, borders = (published_spec(change(BERT, heads=(name,)), "base") for name in ("mlm", "borders"))
     lengths = {"encoder": 128}
     few = step_flops(masked, rows=1, lengths=lengths, num_predicted=20)
     assert step_flops(borders, rows=1, lengths=lengths, num_predicted=20) == few
     assert step_flops(borders, rows=1, lengths=lengths) == step_flops(masked, rows=1, lengths=lengths) > few
-    assert head_costs(published(GPT3, "175b"))["lm"].positions_read(2048, 20) == 2048
+    assert head_costs(published_spec(GPT3, "175b"))["lm"].positions_read(2048, 20) == 2048
 
 
 def test_gpt3_flops_are_six_per_parameter_and_token() -> None:
     """The paper prints 3.14e23 FLOPs (6 N D) for 300 billion tokens, without attention scores and with tables."""
-    spec = published(GPT3, "175b")
+    spec = published_spec(GPT3, "175b")
     per_token = step_flops(spec, rows=1, lengths={"decoder": 2048}) / 2048
     assert per_token * 300e9 == pytest.approx(3.14e23, rel=0.03)
 

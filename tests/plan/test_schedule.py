@@ -8,7 +8,7 @@ from megaptm.config import Layout
 from megaptm.families.gpt import GPT3
 from megaptm.plan.activations import count_passes_in_flight
 from megaptm.plan.workload import Workload
-from megaptm.spec import published
+from megaptm.spec import published_spec
 from tests.plan.pipeline_schedule import order, timeline
 
 SHAPES = [(4, 1, 8), (4, 1, 2), (8, 1, 16), (4, 2, 8), (4, 3, 12), (2, 2, 4), (1, 1, 3)]
@@ -37,7 +37,7 @@ def test_passes_are_complete_and_do_not_overlap(stages, chunks, microbatches):
 @pytest.mark.parametrize(("stages", "chunks", "microbatches"), SHAPES)
 def test_passes_in_flight(stages, chunks, microbatches):
     layout = Layout(pipeline=stages, virtual=chunks)
-    work = Workload(spec=published(GPT3, "175b"), lengths={"decoder": 8}, layout=layout, batch=microbatches)
+    work = Workload(spec=published_spec(GPT3, "175b"), lengths={"decoder": 8}, layout=layout, batch=microbatches)
     for stage in range(stages):
         held = peak = 0
         for _, _, backward in order(stage, stages=stages, chunks=chunks, microbatches=microbatches):

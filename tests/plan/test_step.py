@@ -12,10 +12,10 @@ from megaptm.plan.machine import load_machine
 from megaptm.plan.network import collective_seconds
 from megaptm.plan.plan import make_plan
 from megaptm.plan.search import fastest_layout, search_layouts
-from megaptm.plan.stages import chunks, stage_chunks
+from megaptm.plan.stages import model_chunks, stage_chunks
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload, make_workload
-from megaptm.spec import published
+from megaptm.spec import published_spec
 from tests.models.grammar import VARIANTS
 from tests.plan.pipeline_schedule import timeline
 
@@ -84,8 +84,8 @@ def test_recomputation_costs_a_third():
 @pytest.mark.parametrize("number", [1, 2, 3, 5, 6])
 @pytest.mark.parametrize(("name", "stack"), [("gpt3", "decoder"), ("t5", "encoder"), ("t5", "decoder")])
 def test_chunks_have_all_layers(name, stack, number):
-    spec = published(CATALOGUE[name], next(iter(CATALOGUE[name].sizes)))
-    assert sum(len(chunk.layers[stack]) for chunk in chunks(spec, number)) == spec.size.layers
+    spec = published_spec(CATALOGUE[name], next(iter(CATALOGUE[name].sizes)))
+    assert sum(len(chunk.layers[stack]) for chunk in model_chunks(spec, number)) == spec.size.layers
 
 
 def test_fastest_layout():
@@ -107,7 +107,7 @@ def test_lengths_of_encoder_and_decoder():
 
 
 def test_contrastive_loss_needs_another_forward_pass():
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
+    spec = replace(published_spec(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     lengths = {"encoder": 512, "decoder": 512}
     contrast = Workload(spec=spec, lengths=lengths, layout=work(pipeline=1, virtual=1).layout, batch=1536)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
@@ -118,7 +118,7 @@ def test_contrastive_loss_needs_another_forward_pass():
 
 
 def test_one_micro_batch_per_data_rank_needs_no_features_pass() -> None:
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
+    spec = replace(published_spec(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=2, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=128)
     assert not contrast.features_pass
@@ -127,7 +127,7 @@ def test_one_micro_batch_per_data_rank_needs_no_features_pass() -> None:
 
 def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
     """Gradients exist only after it."""
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
+    spec = replace(published_spec(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=128)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))
@@ -137,7 +137,7 @@ def test_gradient_reduction_does_not_overlap_with_the_features_pass() -> None:
 
 
 def test_data_ranks_divide_the_contrastive_comparison() -> None:
-    spec = replace(published(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
+    spec = replace(published_spec(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=8, microbatch=1, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=32768)
     without = estimate_step(A100, replace(contrast, trained_heads=("lm",)))

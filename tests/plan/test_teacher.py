@@ -19,7 +19,7 @@ from megaptm.plan.machine import load_machine
 from megaptm.plan.memory import estimate_memory
 from megaptm.plan.step import estimate_step
 from megaptm.plan.workload import Workload, make_workload
-from megaptm.spec import ModelSpec, Size, change, published
+from megaptm.spec import ModelSpec, Size, change, published_spec
 from tests.models.students import distilled_losses
 from tests.models.tiny import tiny_batch, tiny_spec
 
@@ -69,7 +69,7 @@ def test_memory_and_time_of_a_teacher() -> None:
     (teacher,) = work.extra_costs
     assert isinstance(teacher, TeacherCosts)
     with torch.device("meta"):
-        built = Model(published(change(teacher.distillation.teacher.family), "base"))
+        built = Model(published_spec(change(teacher.distillation.teacher.family), "base"))
     parameters = teacher.count_parameters(work)
     assert parameters == sum(parameter.numel() for parameter in built.parameters())
     alone = replace(work, extra_costs=())

@@ -14,13 +14,13 @@ from megaptm.plan.software import MEGAPTM, Software
 from megaptm.plan.stages import stage_chunks
 from megaptm.plan.step import StepTime, estimate_step, expected_maximum
 from megaptm.plan.workload import Workload
-from megaptm.spec import published
+from megaptm.spec import published_spec
 
 A100, CPU = load_machine("a100-80g"), load_machine("this-cpu")
 
 
 def work(family: str, size: str, length: int, *, batch: int, software: Software = MEGAPTM, **layout) -> Workload:
-    spec = published(CATALOGUE[family], size)
+    spec = published_spec(CATALOGUE[family], size)
     lengths = dict.fromkeys(spec.family.stacks, length)
     return Workload(spec=spec, lengths=lengths, layout=Layout(**layout), batch=batch, software=software)
 

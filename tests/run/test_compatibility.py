@@ -9,7 +9,7 @@ import pytest
 
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.store import Store
-from megaptm.config import load, resolve, resolve_model
+from megaptm.config import load, resolve_model, resolve_spec
 from megaptm.distillation.run import LOGITS_SEPARATOR, refuse_other_teacher
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
@@ -45,7 +45,7 @@ def test_model_description_survives_json(family):
     """JSON has no tuples, and ELMo's filters are nested tuples."""
     if not (ROOT / f"configs/{family}/tiny.yaml").is_file():
         pytest.skip("no tiny config")
-    expected = compatibility(resolve(load(f"{family}/tiny")), "words")
+    expected = compatibility(resolve_spec(load(f"{family}/tiny")), "words")
     read = json.loads(json.dumps(expected))
     refuse_other_model(make_checkpoint(read), expected)
 

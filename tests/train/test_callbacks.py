@@ -12,7 +12,7 @@ import megaptm as library
 from megaptm.__main__ import main
 from megaptm.api import _name_callbacks
 from megaptm.config import load
-from megaptm.config.yamls import flatten
+from megaptm.config.yamls import flatten_keys
 from megaptm.errors import UserError
 from megaptm.plugins import NAMED_BY_USER
 from megaptm.resilience.events import read_events
@@ -241,7 +241,7 @@ def test_config_rejects_other_values(value):
 def test_config_imports_no_callback():
     shown = CliRunner().invoke(main, ["config", "show", str(CONFIGS / "gpt2/tiny.yaml"), "callbacks=[no_such:Stop]"])
     assert "no_such:Stop: {}" in shown.output
-    assert flatten({"callbacks": {"a.b:Stop": {"patience": 3}}}) == {"callbacks": {"a.b:Stop": {"patience": 3}}}
+    assert flatten_keys({"callbacks": {"a.b:Stop": {"patience": 3}}}) == {"callbacks": {"a.b:Stop": {"patience": 3}}}
 
 
 @dataclass

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from megaptm.config import StopConfig, load_run
+from megaptm.config import StopConfig, load_run_config
 from megaptm.launch.slurm.preflight import is_finished
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
@@ -119,6 +119,6 @@ def test_counting_starts_again_with_another_metric_or_recipe(metric, recipe):
 
 
 def test_run_that_stopped_early_is_finished_for_its_jobs(stopped):
-    assert is_finished(load_run(stopped / "config.yaml"))
-    other_rate = load_run(stopped / "config.yaml").optimizer.model_copy(update={"lr": 0.1})
-    assert not is_finished(load_run(stopped / "config.yaml").model_copy(update={"optimizer": other_rate}))
+    assert is_finished(load_run_config(stopped / "config.yaml"))
+    other_rate = load_run_config(stopped / "config.yaml").optimizer.model_copy(update={"lr": 0.1})
+    assert not is_finished(load_run_config(stopped / "config.yaml").model_copy(update={"optimizer": other_rate}))

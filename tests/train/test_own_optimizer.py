@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from megaptm.config import draft, load
+from megaptm.config import load, read_config_draft
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.own_optimizer import own_decay
 from megaptm.config.schedule import config_warnings
@@ -167,7 +167,7 @@ def test_received_run_must_be_allowed_to_name_an_optimizer(code, real_corpus):
 
 def test_layout_of_a_rule_for_whole_tensors(code):
     words = ["optimizer.name=wrong_rules:Whole", "layout.data=2", "layout.distributed_optimizer=true"]
-    [mistake] = draft("gpt2/tiny", words).mistakes
+    [mistake] = read_config_draft("gpt2/tiny", words).mistakes
     assert "gets parts of tensors" in mistake
     assert load("gpt2/tiny", [*words, "layout.distributed_optimizer=false"]).layout.data == 2
     with pytest.raises(UserError, match=r"optimizer\.name"):

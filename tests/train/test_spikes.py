@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import config_to_yaml, load, load_run
+from megaptm.config import config_to_yaml, load, load_run_config
 from megaptm.errors import UserError
 from megaptm.resilience.events import Events, read_events
 from megaptm.run.back import roll_back
@@ -67,7 +67,7 @@ def test_run_rolls_back_before_a_spike_and_skips_its_batches(real_corpus, tmp_pa
     [back] = returns(run)
     skips = {back["step"]: back["from_step"] - back["step"]}
     assert back["skip"] == skips[back["step"]]
-    assert load_run(run / CONFIG).train.skip_batches == skips
+    assert load_run_config(run / CONFIG).train.skip_batches == skips
     assert f"Starting all ranks again from the checkpoint of step {back['step']}." in done.stderr
     last = {step: values[-1:] for step, values in losses(run).items()}
     # Started with the same skipped batches, a run has no spike.
@@ -121,7 +121,7 @@ def test_run_ends_after_three_returns_to_a_checkpoint(tmp_path):
         spike = {"step": 8, "spike": "loss 9", "samples": (96, 107), "events": events}
         for from_step in (9, 10, 11):
             roll_back(tmp_path, from_step=from_step, **spike)
-        assert load_run(tmp_path / CONFIG).train.skip_batches == {8: 2 + 1 + 2 + 3}
+        assert load_run_config(tmp_path / CONFIG).train.skip_batches == {8: 2 + 1 + 2 + 3}
         with pytest.raises(UserError, match="has returned to the checkpoint of step 8 3 times"):
             roll_back(tmp_path, from_step=9, **spike)
         with pytest.raises(UserError, match="no checkpoint to return to"):

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.config import load, resolve
+from megaptm.config import load, resolve_spec
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.export import export as write
 from megaptm.families.word_vectors.pair_engine import PairEngine
@@ -56,7 +56,7 @@ def read_metric(run: Path, name: str) -> list[float]:
 def build_engine(corpus: str, *more: str) -> PairEngine:
     config = load(CONFIG, settings("unused", corpus, *more))
     corpora = RunCorpora(config)
-    engine = PairEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine = PairEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.count_words_and_pairs()
     engine.init_weights()
     return engine
@@ -92,7 +92,7 @@ def test_changed_corpus_is_rejected_before_counting(run, corpus):
 def resume_with_other_text(run: str, corpus: str) -> tuple[str, int]:
     config = load(CONFIG, settings(run, corpus))
     corpora = RunCorpora(config)
-    spec = replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary)
+    spec = replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary)
     source = PairSource(config, corpora, engine := PairEngine(spec, config, corpora))
     source.train.corpora = dict.fromkeys(source.train.corpora, "another")
     checkpointer = Checkpointer(

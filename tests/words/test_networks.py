@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.checkpoint.store import Store
-from megaptm.config import load, resolve
+from megaptm.config import load, resolve_spec
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.data.statistics import unigram_loss
@@ -194,7 +194,7 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
     rate = ("data.sequence=512", "train.batch=1", "optimizer.lr=0.3")
     config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *rate, objective))
     corpora = RunCorpora(config)
-    engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.init_weights()
     source = BatchSource(config, engine.ranks, corpora)
 
@@ -252,7 +252,7 @@ def train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, sto
 def _train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, stop: int, *more: str):
     config = load(CONFIGS / name / "tiny.yaml", settings("unused", corpus, f"layout.data={ranks}", *more))
     corpora = RunCorpora(config)
-    engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     source = BatchSource(config, engine.ranks, corpora)
     store = Store(Path(folder), fence=lambda: True) if folder else None
     if start and store:
@@ -331,7 +331,7 @@ def ranking_accuracy(corpus: str) -> list[float]:
     """Return the share of training windows that score above those with a replaced word, before and after training."""
     config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_SEQUENCES))
     corpora = RunCorpora(config)
-    engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.init_weights()
     steps, accuracies = BatchSource(config, engine.ranks, corpora).steps(0), []
     for step in range(801):
@@ -366,7 +366,7 @@ def test_nan_loss_updates_nothing(corpus):
 def step_with_nan(corpus: str) -> str:
     config = load(CONFIGS / "nnlm/tiny.yaml", settings("unused", corpus))
     corpora = RunCorpora(config)
-    engine = NetworkEngine(replace(resolve(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
+    engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.init_weights()
     engine.network.bias.data[3] = np.nan
     before = engine.network.vectors.detach().clone()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.families.vit.spec import PatchInput
 from megaptm.objectives.composed import Task
 from megaptm.spec import Family
@@ -29,7 +29,7 @@ def _pair_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
     """Return the arguments of `megaptm corpus` for a missing corpus of images with texts; None for another model."""
-    family = resolve(config).family
+    family = resolve_spec(config).family
     if not isinstance(family, Family) or family.find_input(PatchInput) is None or not family.has_tokens:
         return None
     # These are the defaults for such a corpus.

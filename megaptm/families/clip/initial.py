@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaptm.families.vit.initial import inverse_sqrt_pixels
-from megaptm.models.initial import constant_std, std_by_width
+from megaptm.models.initial import constant_init_std, init_std_by_width
 from megaptm.spec import Size
 
 
@@ -15,11 +15,11 @@ def _scaled_residual(size: Size) -> float:
 
 # Released code. It says less about the image tower, which uses the same rules here.
 INITIAL_RULES = (
-    (r"embed\.token\.weight", constant_std(0.02)),
-    (r"embed\.text_position\.weight", constant_std(0.01)),
+    (r"embed\.token\.weight", constant_init_std(0.02)),
+    (r"embed\.text_position\.weight", constant_init_std(0.01)),
     (r"embed\.patch\.project\.weight", lambda size: inverse_sqrt_pixels(size) / 3**0.5),
     (r"attention\.output\.weight", _scaled_residual),
     (r"ffn\.up\.weight", lambda size: float((2 * size.width) ** -0.5)),
     (r"ffn\.down\.weight", _scaled_residual),
-    (r".*", std_by_width),
+    (r".*", init_std_by_width),
 )

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
 from megaptm.objectives.masked import MaskedLM, TextSequence
 from megaptm.objectives.objective import Sample, SampleContext, Share
 
@@ -39,7 +39,7 @@ class ReplacedTokens(MaskedLM):
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch_spec(sequence, document_mask)
         uniforms = {"uniforms": Field((self.max_predictions(sequence),), "float32")}
-        return BatchSpec(spec.streams, {**spec.fields, **uniforms, **fields((sequence,), "replaced")})
+        return BatchSpec(spec.streams, {**spec.fields, **uniforms, **batch_fields((sequence,), "replaced")})
 
     def mask_sequence(
         self, text_sequence: TextSequence, context: SampleContext, starts: np.ndarray | None = None

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, Field, fields
+from megaptm.batch import BatchSpec, Field, batch_fields
 from megaptm.errors import UserError
 from megaptm.families.elmo.spec import MAX_WORD_LENGTH
 from megaptm.families.elmo.spelling import vocabulary_spellings
@@ -56,9 +56,9 @@ class BidirectionalLM(Objective):
             f"{prefix}{name}": field
             for prefix in STREAMS
             for name, field in {
-                **fields((sequence,), "tokens"),
+                **batch_fields((sequence,), "tokens"),
                 "characters": Field((sequence, MAX_WORD_LENGTH), "int16", is_input=True),
-                **fields((sequence,), "labels"),
+                **batch_fields((sequence,), "labels"),
             }.items()
         }
         return BatchSpec(dict.fromkeys(STREAMS, sequence), {**sequence_fields, "reset_state": Field(())})

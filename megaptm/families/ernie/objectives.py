@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.objectives.composed import CONSTANT_ONE, Task
 from megaptm.objectives.masked import (
     TEXT_FIELDS,
@@ -58,7 +58,7 @@ class Capitalization(Objective):
         return window_of_documents(sequence, document_mask)
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "capitalization"))
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *TEXT_FIELDS, "capitalization"))
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)
@@ -85,7 +85,7 @@ class TokenDocument(SampleObjective):
         return sequence - 2
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "token_document"))
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *TEXT_FIELDS, "token_document"))
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, SentenceGroup)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.objectives.masked import TEXT_FIELDS, TextSequence
 from megaptm.objectives.objective import Piece, Sample, SampleContext, SampleObjective, SentenceGroup
@@ -54,7 +54,7 @@ class DeepInfoMax(SampleObjective):
         super().check(special, sequence)
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS) | fields((), "ngram_start"))
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *TEXT_FIELDS) | batch_fields((), "ngram_start"))
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         """Make a sample of InfoWord. `ngram_start`: position of the n-gram's document, or `IGNORED` if the text is a

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.objectives.masked import MaskedLM, TextSequence
 from megaptm.objectives.objective import Sample, SampleContext
 
@@ -32,7 +32,9 @@ class SpanBoundary(MaskedLM):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         masked = super().batch_spec(sequence, document_mask)
-        span_fields = fields((self.max_predictions(sequence),), "span_left", "span_right", "span_offset", "span_labels")
+        span_fields = batch_fields(
+            (self.max_predictions(sequence),), "span_left", "span_right", "span_offset", "span_labels"
+        )
         return BatchSpec(masked.streams, {**masked.fields, **span_fields})
 
     def mask_sequence(

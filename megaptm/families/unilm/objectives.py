@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import BatchSpec, batch_fields
 from megaptm.objectives.composed import CONSTANT_ONE, Task
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion, TextSequence
 from megaptm.objectives.mixtures import NamedMixture, share_of_third
@@ -59,7 +59,7 @@ class OrderedMaskedLM(MaskedLM):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch_spec(sequence, document_mask)
-        return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
+        return BatchSpec(spec.streams, {**spec.fields, **batch_fields((sequence,), "order")})
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         if not self._has_two_texts:

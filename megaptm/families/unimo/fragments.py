@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import IGNORED, BatchSpec, fields
+from megaptm.batch import IGNORED, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.objectives.masked import TEXT_FIELDS, enclose_documents, window_of_documents
 from megaptm.objectives.objective import (
@@ -146,8 +146,8 @@ class FragmentGeneration(FragmentOptions, Objective):
         return window_of_documents(sequence - 2 * self.max_fragments(sequence), document_mask)
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        targets = fields((self.max_predictions(sequence),), "masked_positions", "labels")
-        return BatchSpec({"": sequence}, fields((sequence,), *TEXT_FIELDS, "order") | targets)
+        targets = batch_fields((self.max_predictions(sequence),), "masked_positions", "labels")
+        return BatchSpec({"": sequence}, batch_fields((sequence,), *TEXT_FIELDS, "order") | targets)
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
 from megaptm.errors import UserError
 from megaptm.families.spanbert.masking import replace_spans, spans
 from megaptm.families.unimo.fragments import FragmentGeneration, FragmentOptions
@@ -90,7 +90,7 @@ class TextBeforeRegions(Objective):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         text_spec = self.text_objective.batch_spec(self.text_length(sequence), document_mask)
-        shared = fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
+        shared = batch_fields((sequence,), "tokens", "segments", "positions", "document_ids", "order")
         return BatchSpec({"": sequence}, {**text_spec.fields, **shared, **region_fields(self.regions, self.features)})
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
@@ -160,7 +160,7 @@ class UnifiedObjective(RegionObjective):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch_spec(sequence, document_mask)
-        return BatchSpec(spec.streams, {**spec.fields, **fields((sequence,), "order")})
+        return BatchSpec(spec.streams, {**spec.fields, **batch_fields((sequence,), "order")})
 
     def text_fields(self, length: int) -> Sample:
         return {"order": np.zeros(length, dtype=np.int64)}
@@ -206,7 +206,7 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
         FragmentOptions.__post_init__(self)
 
     def label_fields(self, sequence: int) -> dict[str, Field]:
-        return fields((self.max_predictions(self.text_length(sequence)),), "masked_positions", "labels")
+        return batch_fields((self.max_predictions(self.text_length(sequence)),), "masked_positions", "labels")
 
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:
         words, special = self.text_length(context.sequence), context.special

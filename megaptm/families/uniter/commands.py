@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from megaptm.commands.options import FiniteNumber, read_part
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.families.uniter import DETECTOR
 from megaptm.families.uniter.spec import RegionInput
 from megaptm.objectives.composed import Task
@@ -73,7 +73,7 @@ def _region_arguments(
 ) -> list[str] | None:
     """Return the arguments of `megaptm corpus` for a missing corpus of texts with regions; None for another model, and
     for tasks that read only text."""
-    spec = resolve(config)
+    spec = resolve_spec(config)
     if not isinstance(spec, ModelSpec) or spec.family.find_input(RegionInput) is None:
         return None
     if not any(task.objective.blobs for task in tasks):

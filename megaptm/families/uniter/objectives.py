@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import IGNORED, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
 from megaptm.errors import UserError
 from megaptm.families.uniter.region_files import SUFFIX, RegionError, Regions, read_regions
 from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, REGION
@@ -99,7 +99,7 @@ class RegionObjective(Objective):
         return max(sequence - self.regions, 0)
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        inputs = fields((sequence,), *TEXT_FIELDS) | region_fields(self.regions, self.features)
+        inputs = batch_fields((sequence,), *TEXT_FIELDS) | region_fields(self.regions, self.features)
         return BatchSpec({"": sequence}, inputs | self.label_fields(sequence))
 
     def check_corpus(self, corpus: str, stored: Collection[str], *, has_labels: bool) -> None:
@@ -200,7 +200,7 @@ class RegionMaskedLM(RegionObjective):
         return max(1, round(self.rate * self.text_length(sequence)))
 
     def label_fields(self, sequence: int) -> dict[str, Field]:
-        return fields((self.max_predictions(sequence),), "masked_positions", "labels")
+        return batch_fields((self.max_predictions(sequence),), "masked_positions", "labels")
 
     def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
         """Mask a text of an image with up to `max_masked` masked tokens."""

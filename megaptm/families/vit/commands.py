@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.families.vit.spec import PatchInput
 from megaptm.objectives.composed import Task
 from megaptm.spec import Family
@@ -50,7 +50,7 @@ def _labeled_arguments(
     config: Config, tasks: Sequence[Task], tokenizer: Sequence[str], source: str | None
 ) -> list[str] | None:
     """Return the arguments of `megaptm corpus` for a missing corpus of images with labels; None for another model."""
-    family = resolve(config).family
+    family = resolve_spec(config).family
     if not isinstance(family, Family) or family.find_input(PatchInput) is None or family.has_tokens:
         return None
     return ["images", source or "FOLDER_OF_LABELS"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaptm.families.vit.spec import CHANNELS
-from megaptm.models.initial import constant_std, glorot_std
+from megaptm.models.initial import constant_init_std, glorot_init_std
 from megaptm.spec import Size
 
 
@@ -17,9 +17,9 @@ def inverse_sqrt_pixels(size: Size) -> float:
 # projection.
 INITIAL_RULES = (
     (r"embed\.patch\.project\.weight", inverse_sqrt_pixels),
-    (r"embed\.patch\.(image|mask)\.weight", constant_std(0.0)),
-    (r"embed\.position\.weight", constant_std(0.02)),
-    (r"head\..*\.weight", constant_std(0.0)),
-    (r"ffn\.(up|down)\.weight", glorot_std(lambda size: size.width, lambda size: size.ffn)),
-    (r".*", glorot_std(lambda size: size.width, lambda size: size.heads * size.key_width)),
+    (r"embed\.patch\.(image|mask)\.weight", constant_init_std(0.0)),
+    (r"embed\.position\.weight", constant_init_std(0.02)),
+    (r"head\..*\.weight", constant_init_std(0.0)),
+    (r"ffn\.(up|down)\.weight", glorot_init_std(lambda size: size.width, lambda size: size.ffn)),
+    (r".*", glorot_init_std(lambda size: size.width, lambda size: size.heads * size.key_width)),
 )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megaptm.console import Console
 from megaptm.data import Mix
-from megaptm.data.loader import as_tensors, stack_samples
+from megaptm.data.loader import batch_to_tensors, stack_samples
 
 RECALLS = (1, 5, 10)
 BATCH_PAIRS = 64
@@ -58,4 +58,4 @@ def measure_recall(scores_NN: Tensor) -> Retrieval:
 def read_batches(mix: Mix, number: int) -> Iterator[dict[str, Tensor]]:
     """Yield batches of the first samples of a mix, for retrieval."""
     for start in range(0, number, BATCH_PAIRS):
-        yield as_tensors(stack_samples(mix, range(start, min(start + BATCH_PAIRS, number))))
+        yield batch_to_tensors(stack_samples(mix, range(start, min(start + BATCH_PAIRS, number))))

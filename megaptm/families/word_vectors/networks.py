@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.families.word_vectors import TAG_DISTANCES, TAG_FILTER, WordSpec
 from megaptm.losses.token import TokenLoss
 
@@ -35,7 +35,7 @@ class Network(nn.Module):
                 if parameter.ndim == 1:
                     parameter.zero_()
                     continue
-                uniform = generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
+                uniform = seeded_generator(seed, "network", name).random(tuple(parameter.shape), dtype="float32")
                 bound = initial * self.initial_bound(name, parameter.shape[1])
                 parameter.copy_(torch.from_numpy(uniform * (2 * bound) - bound))
 

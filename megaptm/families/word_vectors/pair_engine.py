@@ -9,7 +9,7 @@ import numpy as np
 
 from megaptm.checkpoint.tensors import TensorPiece, TensorReader
 from megaptm.config import Config
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.errors import UserError
 from megaptm.families.word_vectors import LANES, WordSpec
 from megaptm.families.word_vectors.compiled.pair_kernels import train_pairs
@@ -85,7 +85,7 @@ class PairEngine:
         """Set the initial word vectors of GloVe."""
         num_weights = self.spec.size.width + 1
         for table in (self._words, self._contexts):
-            seed = int(generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
+            seed = int(seeded_generator(self.config.train.seed, self.spec.name, table.name).integers(1 << 62))
             table.init_weights(seed, self.spec.family.init_bound / num_weights)
             table.flat[:, num_weights:] = self.config.optimizer.initial_accumulator
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from megaptm.data.seeds import generator
+from megaptm.data.seeds import seeded_generator
 from megaptm.families.word_vectors import LANES
 from megaptm.families.word_vectors.glove import GloVe
 from megaptm.families.word_vectors.sharded_table import Exchange, lane_owners
@@ -181,7 +181,7 @@ class PairTable:
         keys = self.held.keys
         with np.errstate(over="ignore"):
             random_bits = _mix_bits(
-                keys.astype(np.uint64) ^ generator(*self.seed, epoch).integers(1 << 64, dtype=np.uint64)
+                keys.astype(np.uint64) ^ seeded_generator(*self.seed, epoch).integers(1 << 64, dtype=np.uint64)
             )
         step = ((random_bits >> np.uint64(32)) * np.uint64(self.steps) >> np.uint64(32)).astype(np.int64)
         self._order = np.lexsort((random_bits, _rounds_of_pairs(*np.divmod(keys, self.vocabulary)), step))

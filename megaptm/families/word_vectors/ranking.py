@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import BatchSpec, batch_fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.windows import PlainTextObjective
@@ -56,9 +56,10 @@ class WindowRanking(PlainTextObjective):
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         # Uniform numbers in [0, 1) from which words are sampled: the dictionary size depends on the step.
         uniforms = BatchField((sequence,), "float64")
-        tags = fields((sequence,), "tags") if self.num_tags else {}
+        tags = batch_fields((sequence,), "tags") if self.num_tags else {}
         return BatchSpec(
-            {"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "replacement_uniforms": uniforms, **tags}
+            {"": sequence},
+            {**batch_fields((sequence,), "tokens", "document_ids"), "replacement_uniforms": uniforms, **tags},
         )
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:

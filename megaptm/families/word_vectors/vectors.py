@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from megaptm.config import resolve
+from megaptm.config import resolve_spec
 from megaptm.errors import UserError
 from megaptm.families.word_vectors import WordSpec
 from megaptm.families.word_vectors.glove import GloVe
@@ -163,7 +163,7 @@ def read_table(checkpoint: RunCheckpoint, name: str) -> np.ndarray:
 
 def read_word_spec(checkpoint: RunCheckpoint) -> WordSpec:
     """Return the spec of a run of word vectors. Raise UserError for other runs."""
-    spec = resolve(checkpoint.config)
+    spec = resolve_spec(checkpoint.config)
     if not isinstance(spec, WordSpec):
         raise UserError(
             f"{checkpoint.run} is a run of {spec.name}, which has no word vectors: use `megaptm export hf` or "

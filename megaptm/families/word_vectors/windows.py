@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec, fields
+from megaptm.batch import BatchSpec, batch_fields
 from megaptm.batch import Field as BatchField
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
@@ -82,7 +82,9 @@ class WordWindows(PlainTextObjective):
     exact."""
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
-        return BatchSpec({"": sequence}, {**fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())})
+        return BatchSpec(
+            {"": sequence}, {**batch_fields((sequence,), "tokens", "document_ids"), "seed": BatchField(())}
+        )
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)

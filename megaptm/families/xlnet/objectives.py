@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import IGNORED, BatchSpec, Field, fields
+from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -84,8 +84,8 @@ class PermutationLM(Objective):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
-        targets = fields((self._num_slots(sequence),), "masked_positions", "labels")
-        inputs = fields((sequence,), "tokens", "segments", "order")
+        targets = batch_fields((self._num_slots(sequence),), "masked_positions", "labels")
+        inputs = batch_fields((sequence,), "tokens", "segments", "order")
         return BatchSpec({"": sequence}, {**inputs, **targets, "reset_state": Field(()), "backward": Field(())})
 
     def _num_slots(self, sequence: int) -> int:

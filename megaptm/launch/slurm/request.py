@@ -12,7 +12,7 @@ from megaptm.check.allocation import allocate
 from megaptm.check.api import submission_findings
 from megaptm.check.finding import CheckInput, Finding, ResourceRequest, raise_faults
 from megaptm.check.timing import jobs_needed
-from megaptm.config import Config, resolve
+from megaptm.config import Config, resolve_spec
 from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError
 from megaptm.launch.slurm.script import JobScript, render
@@ -124,7 +124,7 @@ def make_submission(job_request: JobRequest) -> Submission:
 
 
 def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
-    if isinstance(resolve(config), LayerlessSpec):
+    if isinstance(resolve_spec(config), LayerlessSpec):
         return 1  # the duration of models without layers is not planned
     time_limit = parse_time(option_value(job_request.slurm_options, "time") or job_request.limit)
     return jobs_needed(make_plans(config, machine), time_limit, warning_seconds(job_request.slurm_options))
