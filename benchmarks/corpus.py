@@ -99,12 +99,12 @@ def _build(source: Input, recipe: dict[str, Any]) -> dict[str, Any]:
 
 def make_tokenizer(kind: str, vocabulary: int, files: list[Path], folder: Path) -> Path:
     """Return the folder of a tokenizer, trained on the first texts if it is missing."""
-    from megaptm.tokenizers import train
+    from megaptm.tokenizers import train_tokenizer_on_texts
 
     path = folder / f"{kind}-{vocabulary}"
     if not path.is_dir():
         texts = itertools.islice(read_texts(files), TRAINING_TEXTS[kind])
-        train(kind, texts, vocabulary=vocabulary).save(path)
+        train_tokenizer_on_texts(kind, texts, vocabulary=vocabulary).save(path)
     return path
 
 

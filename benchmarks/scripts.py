@@ -45,7 +45,7 @@ from sentencepiece import sentencepiece_model_pb2
 from transformers.models.bert.tokenization_bert_legacy import BasicTokenizer, BertTokenizerLegacy
 
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.tokenizers import Tokenizer, train
+from megaptm.tokenizers import Tokenizer, train_tokenizer_on_texts
 
 SCRIPTS = {
     "Latin": "All human beings are born free. A naïve café, ﬁne x² ½ Ⅷ, 3.14 and 2,024, "
@@ -202,7 +202,7 @@ def make_cases(folder: Path, names: list[str]) -> Iterator[Case]:
     for name, (kind, options) in VARIANTS.items():
         if names and name not in names:
             continue
-        tokenizer = train(kind, texts * 2, vocabulary=4000, **options)
+        tokenizer = train_tokenizer_on_texts(kind, texts * 2, vocabulary=4000, **options)
         saved = folder / re.sub(r"\W+", "-", name)
         tokenizer.save(saved)
         lowercase = options.get("lowercase", kind in ("wordpiece", "char-bpe"))

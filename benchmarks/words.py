@@ -78,11 +78,11 @@ def run_rank(
     """Train on the text once for each message `True`, and reply with the times. Any other message ends the process."""
     from megaptm import cpu_tuning
     from megaptm.families.word_vectors.engine import WordEngine
-    from megaptm.parallel.groups import join
+    from megaptm.parallel.groups import join_process_group
 
     torch.set_num_threads(1)
     cpu_tuning.install()
-    join(
+    join_process_group(
         rank=rank,
         world=ranks,
         local_rank=rank,

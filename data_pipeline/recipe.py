@@ -17,9 +17,9 @@ from data_pipeline.sources import OnError, Source
 from data_pipeline.sources.overrides import check_overrides
 from megaptm.config.shipped import find_config
 from megaptm.config.yamls import read_override, read_yaml_file
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.plugins import is_plugin, load_plugin
-from megaptm.tokenizers import check_options
+from megaptm.tokenizers import check_tokenizer_options
 
 MAX_SECONDS = 300
 
@@ -47,7 +47,7 @@ class TokenizerRecipe:
     """Folder of an existing tokenizer in Hugging Face format. The fields above are then ignored."""
 
     def __post_init__(self) -> None:
-        check_options(self.kind, self.specials, self.lowercase, self.sentinels, self.digits)
+        check_tokenizer_options(self.kind, self.specials, self.lowercase, self.sentinels, self.digits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def _refuse_mistyped_setting(word: str) -> None:
             "name the sources before it."
         )
     if files and sign == "=":
-        raise UserError(f"{word}: {key} is no setting of sources; {nearest(key, sorted(SOURCE_KEYS))}")
+        raise UserError(f"{word}: {key} is no setting of sources; {nearest_name_advice(key, sorted(SOURCE_KEYS))}")
 
 
 def _merge_settings(content: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def _step_class(name: Any, where: str) -> type:
             raise UserError(f"{where}: step {name} has no method `{lacking[0]}`: write it.")
         return kind
     if not isinstance(name, str) or name not in STEPS:
-        hint = nearest(name, STEPS, "use {}, or package.module:NAME.")
+        hint = nearest_name_advice(name, STEPS, "use {}, or package.module:NAME.")
         raise UserError(f"{where}: unknown step {name}; {hint}")
     return STEPS[name]
 

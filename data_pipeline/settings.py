@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, nearest, shown_value, validation_problem
+from megaptm.errors import UserError, describe_value, nearest_name_advice, validation_problem
 from megaptm.suggest import equivalent_name
 
 Kind = TypeVar("Kind")
@@ -49,7 +49,7 @@ def _suggest_setting(name: str, hints: Mapping[str, Any]) -> str:
         for table, hint in hints.items():
             if (kind := _nested_dataclass(hint)) and known_name in {field.name for field in fields(kind)}:
                 return f"did you mean {table}.{known_name}?"
-    return nearest(name, hints, "it has {}.")
+    return nearest_name_advice(name, hints, "it has {}.")
 
 
 def _nested_dataclass(hint: Any) -> type | None:
@@ -76,4 +76,4 @@ def _parse_value(hint: Any, value: Any, where: str) -> Any:
 
 
 def _describe_value(value: Any) -> str:
-    return "nothing" if value is None else shown_value(value)
+    return "nothing" if value is None else describe_value(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from megaptm.data.files import array_from_bytes, open_tar, tar_members
 from megaptm.data.shards import Corpus, Shard, ShardInfo
 from megaptm.errors import UserError
-from megaptm.storage import Cache, list_files, shown, validate_file_name
+from megaptm.storage import Cache, list_files, quote_value, validate_file_name
 from megaptm.tokenizers import load
 
 
@@ -83,7 +83,7 @@ def _compare_tokens(path: Path, shard: Shard, info: ShardInfo, vocabulary: int) 
     with open_tar(path) as tar:
         for member in tar_members(tar):
             if not member.isreg():  # a link could point outside of the tar
-                return f"{shown(member.name)} is not a regular file"
+                return f"{quote_value(member.name)} is not a regular file"
             validate_file_name(member.name)
             if not member.name.endswith(".tokens.npy"):
                 continue

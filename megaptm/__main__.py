@@ -41,7 +41,7 @@ from megaptm.errors import (
     resource_errors_as_user_errors,
     storage_errors_as_user_errors,
 )
-from megaptm.plugins import EXTENSIONS, attributes, registered_attributes
+from megaptm.plugins import EXTENSIONS, package_attributes, registered_attributes
 from megaptm.processes import collect_garbage_rarely, end_now, escape_log_messages, replace_unencodable
 
 
@@ -71,7 +71,7 @@ class Commands(FamilyGroup):
         """Yield the commands of extensions and of packages of users. Folders of families, which have none, are not
         searched, so that `megaptm --help` is fast."""
         for commands in chain(
-            attributes(EXTENSIONS, "commands", "COMMANDS"), registered_attributes("commands", "COMMANDS")
+            package_attributes(EXTENSIONS, "commands", "COMMANDS"), registered_attributes("commands", "COMMANDS")
         ):
             for command in commands.get("megaptm", ()):
                 if command.name not in self.commands:

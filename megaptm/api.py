@@ -215,7 +215,7 @@ def pretrain(
     """
     from megaptm.config import format_override
     from megaptm.errors import EXIT_INTERRUPTED
-    from megaptm.launch.local import train as train_run
+    from megaptm.launch.local import train_locally as train_run
 
     if threading.current_thread() is not threading.main_thread():
         raise UserError("megaptm.pretrain handles signals, so it must be called on the main thread.")

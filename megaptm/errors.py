@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from megaptm.suggest import advice_on_foreign_name, suggest
+from megaptm.suggest import advice_on_foreign_name, suggest_name
 
 EXIT_FAILURE = 1
 EXIT_USER_ERROR = 2
@@ -52,12 +52,12 @@ class FailureError(UserError):
     exit_code = EXIT_FAILURE
 
 
-def nearest(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
+def nearest_name_advice(name: object, known: Iterable[str], otherwise: str = "there are {}.") -> str:
     """Return the end of an error message about an unknown name: advice, `did you mean X?`, or the known names."""
     if instead := advice_on_foreign_name(name):
         return instead
     known = list(known)
-    meant = suggest(name, known)
+    meant = suggest_name(name, known)
     return f"did you mean {meant}?" if meant else otherwise.format(", ".join(known) or "none")
 
 
@@ -69,19 +69,21 @@ def missing_space_advice(key: object, value: object) -> str | None:
     return f"has no space after the colon: write {match[1]}: {match[2]}"
 
 
-def shown(value: Any, max_length: int = 80) -> str:
+def quote_value(value: Any, max_length: int = 80) -> str:
     """Return a value for an error message: quoted, on one line, truncated."""
     text = ascii(value)
     return text if len(text) <= max_length else text[: max_length - 3] + "..."
 
 
-def read_integer(environ: Mapping[str, str], name: str, default: int = 0, *, maximum: int | None = None) -> int:
+def read_integer_variable(
+    environ: Mapping[str, str], name: str, default: int = 0, *, maximum: int | None = None
+) -> int:
     """Return the integer in an environment variable, 0 or more; `default` if the variable is absent or empty."""
     value = environ.get(name) or str(default)
     number = int(value) if re.fullmatch(r"\d{1,18}", value, re.ASCII) else -1
     if number < 0 or (maximum is not None and number > maximum):
         upper = "or more" if maximum is None else f"to {maximum:,}"
-        raise UserError(f"{name} ({shown(value)}) must be an integer, 0 {upper}: correct or unset this variable.")
+        raise UserError(f"{name} ({quote_value(value)}) must be an integer, 0 {upper}: correct or unset this variable.")
     return number
 
 
@@ -125,7 +127,7 @@ def validation_problem(details: Mapping[str, Any]) -> str:
     return message[:1].lower() + message[1:]
 
 
-def shown_value(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Describe an invalid value in an error message: its `repr`, `empty`, or a remark on octal numbers."""
     if isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
         return f"{value} (octal in one version of YAML and decimal in the next: write it without leading zeros)"
@@ -137,14 +139,14 @@ def describe_invalid_value(details: Mapping[str, Any]) -> str:
     value = details["input"]
     problem = validation_problem(details)
     if not problem.startswith("must be "):
-        return f"({shown_value(value)}): {problem}."
-    message = f"{problem}, not {shown_value(value)}"
+        return f"({describe_value(value)}): {problem}."
+    message = f"{problem}, not {describe_value(value)}"
     known = re.findall(r"'([^']*)'", _expected_value(details)) if details["type"] == "literal_error" else ()
     if not known or not isinstance(value, str):
         return f"{message}."
     if instead := advice_on_foreign_name(value):
         return f"{message}; {instead}"
-    meant = suggest(value, known)
+    meant = suggest_name(value, known)
     return f"{message}; did you mean {meant}?" if meant else f"{message}."
 
 
@@ -235,7 +237,7 @@ PATH_OR_DISK_ERRORS = (
 )
 
 
-def is_limit(error: OSError) -> bool:
+def is_resource_limit(error: OSError) -> bool:
     """Whether a system error is about a full disk or a limit of the process, and not about the file that it names."""
     return error.errno in FULL_DISK or resource_limit_message(error) is not None
 

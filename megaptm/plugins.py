@@ -119,7 +119,7 @@ def registered_attributes(module: str, name: str) -> Iterator[Any]:
             yield attribute
 
 
-def attributes(packages: Iterable[str], module: str, name: str) -> Iterator[Any]:
+def package_attributes(packages: Iterable[str], module: str, name: str) -> Iterator[Any]:
     """Yield the attribute `name` of `PACKAGE.module`, for each package of megaptm that has both."""
     for package in packages:
         path = f"{package}.{module}"

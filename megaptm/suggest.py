@@ -220,7 +220,7 @@ _ADVICE = (
 ADVICE = {word: sentence for words, sentence in _ADVICE for word in words.split()}
 
 
-def suggest(name: object, known: Iterable[str]) -> str | None:
+def suggest_name(name: object, known: Iterable[str]) -> str | None:
     """Suggest the known name that an unknown one was meant to be: an equivalent name, an abbreviation, or the nearest
     in spelling."""
     known, unknown = list(known), str(name)

@@ -114,7 +114,7 @@ def close_worlds() -> None:
 def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
     import torch
 
-    from megaptm.parallel.groups import join
+    from megaptm.parallel.groups import join_process_group
 
     gc.freeze()  # imported objects are not garbage; scanning them takes longer than a step
     torch.set_num_threads(1)
@@ -123,7 +123,9 @@ def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
         function, args = pipe.recv()
         try:
             if not joined:
-                join(rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3)
+                join_process_group(
+                    rank=rank, world=world, local_rank=rank, init_method=f"file://{file}", timeout_minutes=3
+                )
                 joined = True
             result, error = function(*args), None
             _forget_engines()

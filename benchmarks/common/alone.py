@@ -13,10 +13,10 @@ def join_alone() -> None:
     The rendezvous is a file, because concurrent benchmarks could use the same port.
     """
     from megaptm import cpu_tuning
-    from megaptm.parallel.groups import device, join, leave
+    from megaptm.parallel.groups import join_process_group, leave_process_group, rank_device
 
     rendezvous = os.path.join(tempfile.mkdtemp(), "rendezvous")
-    join(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")
-    atexit.register(leave)
-    if device().type == "cpu":
+    join_process_group(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")
+    atexit.register(leave_process_group)
+    if rank_device().type == "cpu":
         cpu_tuning.install()

@@ -18,7 +18,7 @@ from data_pipeline.clean.hash_set import HashSet
 from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, file_version, require, require_minimum
 from data_pipeline.clean.words import Words, ngram_factors, words_of
 from data_pipeline.document import Document, DropCounts, is_document_error
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, quote_value
 from megaptm.storage import read_text_file
 
 MIN_WORDS = 8
@@ -176,7 +176,7 @@ def _comparable_forms(text: str, steps: tuple[CleaningStep, ...], path: str) -> 
             raise
         raise UserError(
             f"decontaminate: a text of {path} cannot be compared ({type(error).__name__}: {error}): correct it, or "
-            f"remove it; it starts with {shown(text)}."
+            f"remove it; it starts with {quote_value(text)}."
         ) from error
 
 

@@ -12,7 +12,7 @@ from data_pipeline.clean.models import fasttext_labels, model_inputs, predict_la
 from data_pipeline.clean.step import cached_by_file, import_library, require
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.functions import is_function, load_function
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.storage import read_table_lines
 
 CLASSIFIED_CHARACTERS = 2_000
@@ -108,7 +108,7 @@ def _require_known(languages: Iterable[str], model: str | None) -> None:
         known = {*fasttext_labels(model, "keep-language")}
     for language in sorted({*languages} - known):
         names = sorted(known)
-        hint = f"use {', '.join(names)}." if len(names) <= MAX_SHOWN else nearest(language, names)
+        hint = f"use {', '.join(names)}." if len(names) <= MAX_SHOWN else nearest_name_advice(language, names)
         raise UserError(f"keep-language: language `{language}` is not known: {hint}")
 
 

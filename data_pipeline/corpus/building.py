@@ -11,7 +11,7 @@ from data_pipeline.corpus.work import JobRunner
 from data_pipeline.corpus.workers import open_workers
 from data_pipeline.progress import StageProgress
 from megaptm.console import Console
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, quote_value
 
 
 class CorpusBuild:
@@ -35,7 +35,9 @@ def open_build(
     try:
         str(out).encode()
     except UnicodeEncodeError:  # the report contains the name
-        raise UserError(f"out ({shown(str(out), max_length=300)}) is not valid UTF-8: choose another name.") from None
+        raise UserError(
+            f"out ({quote_value(str(out), max_length=300)}) is not valid UTF-8: choose another name."
+        ) from None
     with (
         open_output(str(out), overwrite=overwrite, scratch=scratch, console=console) as output,
         StageProgress(console) as stages,

@@ -14,7 +14,7 @@ from data_pipeline.corpus.selection import Selection
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import read_part
 from data_pipeline.recipe import TokenizerRecipe
-from megaptm.tokenizers import KINDS, train
+from megaptm.tokenizers import KINDS, train_tokenizer_on_texts
 
 # Bytes of training text. More text changes few pieces and takes longer. Unigram training is slow; `words` only counts.
 TRAINING_BYTES = dict.fromkeys(KINDS, 20 << 20) | {"unigram": 4 << 20, "words": 200 << 20}
@@ -70,7 +70,7 @@ def train_tokenizer(recipe: TokenizerRecipe, text: TrainingText, work: JobRunner
 def _train_tokenizer(job: TokenizerJob) -> int:
     """Train and write a tokenizer; return its vocabulary size."""
     recipe = job.recipe
-    tokenizer = train(
+    tokenizer = train_tokenizer_on_texts(
         recipe.kind,
         job.text.read(),
         vocabulary=recipe.vocabulary,

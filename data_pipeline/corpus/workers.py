@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from megaptm.errors import UserError
-from megaptm.schedulers.ray.connection import connected
+from megaptm.schedulers.ray.connection import ray_connection
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -108,7 +108,7 @@ def open_workers(count: int | None, input_bytes: int, scratch: Path | None = Non
     if count == 0:
         yield InProcess()
         return
-    with connected(cpus=count):
+    with ray_connection(cpus=count):
         import ray
 
         if scratch is not None:

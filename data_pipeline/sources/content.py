@@ -17,7 +17,7 @@ from data_pipeline.sources.compression import (
 from data_pipeline.sources.open import SOURCE_PATH_ERRORS, open_bytes
 from data_pipeline.sources.source import InputFile
 from data_pipeline.sources.unreadable import Unreadable
-from megaptm.errors import shown
+from megaptm.errors import quote_value
 from megaptm.storage import is_remote
 
 EMPTY = Unreadable("empty file", "is empty", "remove it", loses_text=False)
@@ -46,7 +46,7 @@ def open_file(file: InputFile) -> BinaryIO:
         if error.errno not in (None, *SOURCE_PATH_ERRORS):
             raise
         if not is_remote(file.path) and os.path.islink(file.path) and not os.path.exists(file.path):
-            problem = f"is a link to {shown(os.readlink(file.path))}, which does not exist"
+            problem = f"is a link to {quote_value(os.readlink(file.path))}, which does not exist"
             raise Unreadable("unreadable", problem, "correct the link, or remove it") from None
         problem = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise Unreadable("unreadable", problem, "make it readable") from None

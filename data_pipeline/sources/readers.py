@@ -13,7 +13,7 @@ from data_pipeline.sources.lines import line_counter
 from data_pipeline.sources.overrides import apply_overrides
 from data_pipeline.sources.source import InputFile, OnError, Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, to_unreadable_record
-from megaptm.errors import UserError, is_limit
+from megaptm.errors import UserError, is_resource_limit
 from megaptm.storage import is_remote
 
 
@@ -49,7 +49,7 @@ def read_span(span: Span, dropped: DropCounts, on_error: OnError = "skip") -> It
     except Exception as error:
         if is_document_error(error):
             handler.handle_file(to_unreadable_record(error))
-        elif not isinstance(error, OSError) or is_remote(span.file.path) or is_limit(error):
+        elif not isinstance(error, OSError) or is_remote(span.file.path) or is_resource_limit(error):
             raise
         else:
             problem = f"cannot be read to its end ({error.strerror or error})"

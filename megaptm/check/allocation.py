@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from megaptm.check.finding import CheckInput, Finding, ResourceRequest, number_with_noun
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.options import option_value
+from megaptm.schedulers.slurm.options import sbatch_option_value
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Allocation:
     per_node: int
 
 
-def allocate(case: CheckInput) -> Allocation | None:
+def requested_allocation(case: CheckInput) -> Allocation | None:
     """Return the allocation that a run requests; missing values follow from layout and machine. None if neither
     determines them."""
     request, processes = case.request, case.config.layout.processes
@@ -43,7 +43,7 @@ def allocate(case: CheckInput) -> Allocation | None:
 
 def check_processes(case: CheckInput) -> Iterator[Finding]:
     """Check that nodes x processes per node match the layout, and that tensor ranks share a node."""
-    allocation, layout, machine = allocate(case), case.config.layout, case.machine
+    allocation, layout, machine = requested_allocation(case), case.config.layout, case.machine
     if allocation is None:
         return
     nodes, processes = (
@@ -73,7 +73,7 @@ def check_processes(case: CheckInput) -> Iterator[Finding]:
 
 def _refuse_other_gpus(request: ResourceRequest, per_node: int) -> None:
     """Refuse a number of GPUs in --sbatch that differs from --gpus-per-node; --sbatch may only add the GPU type."""
-    written, gpus = option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
+    written, gpus = sbatch_option_value(request.slurm_options or (), "gpus-per-node"), request.gpus_on_node(per_node)
     kind, _, num_gpus = (written or f":{gpus}").rpartition(":")
     if num_gpus != str(gpus) or (written and not kind):
         raise UserError(

@@ -8,7 +8,7 @@ from megaptm.check.allocation import check_processes
 from megaptm.check.attention import check_attention
 from megaptm.check.config import check_config
 from megaptm.check.data import check_data
-from megaptm.check.finding import Check, CheckInput, Finding, by_phase, raise_faults, run_checks
+from megaptm.check.finding import Check, CheckInput, Finding, check_each_phase, raise_check_faults, run_checks
 from megaptm.check.memory import check_memory
 from megaptm.check.nodes import check_nodes
 from megaptm.check.resume import check_resume
@@ -22,11 +22,11 @@ from megaptm.run.corpora_checks import positioned_phases
 SUBMISSION_CHECKS: list[tuple[str, Check]] = [
     ("config", check_config),
     ("processes", check_processes),
-    ("memory", by_phase(check_memory)),
-    ("data", by_phase(check_data, positioned_phases)),
+    ("memory", check_each_phase(check_memory)),
+    ("data", check_each_phase(check_data, positioned_phases)),
     ("folder", check_run_folder),
     ("run", check_resume),
-    ("time", by_phase(check_time)),
+    ("time", check_each_phase(check_time)),
     ("slurm", check_slurm),
 ]
 """Checks of `megaptm check` that decide whether the run can start."""
@@ -34,7 +34,7 @@ CHECKS: list[tuple[str, Check]] = [
     *SUBMISSION_CHECKS,
     ("tracker", check_tracker),
     ("software", check_software),
-    ("attention", by_phase(check_attention)),
+    ("attention", check_each_phase(check_attention)),
     ("nodes", check_nodes),
 ]
 """All checks of `megaptm check`: topic and function."""
@@ -49,5 +49,5 @@ def submission_findings(case: CheckInput) -> list[Finding]:
 def check_before_submission(case: CheckInput) -> list[Finding]:
     """Run the checks that decide whether the run can start, and return their findings. Raise UserError if it cannot."""
     findings = submission_findings(case)
-    raise_faults(findings)
+    raise_check_faults(findings)
     return findings

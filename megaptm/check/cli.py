@@ -19,7 +19,7 @@ from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.run.folder import read_draft
 from megaptm.schedulers.slurm.options import parse_sbatch_options
-from megaptm.schedulers.slurm.slurm_time import parse_time
+from megaptm.schedulers.slurm.slurm_time import parse_slurm_time
 
 Word = TypeVar("Word")
 Value = TypeVar("Value")
@@ -54,7 +54,7 @@ class CommandLine:
 def collect_findings(command_line: CommandLine, tell: Callable[[str], object]) -> Iterator[Finding]:
     """Yield all findings of `megaptm check` as they appear."""
     faults: list[Finding] = []
-    seconds = _parse_argument(parse_time, command_line.time, "time", faults)
+    seconds = _parse_argument(parse_slurm_time, command_line.time, "time", faults)
     options = _parse_argument(parse_sbatch_options, command_line.slurm_options, "slurm", faults) or ()
     machine = _parse_argument(load_machine, command_line.machine, "machine", faults)
     checks = _parse_argument(_select_checks, command_line.only, "topic", faults)

@@ -36,7 +36,7 @@ from megaptm.run.corpora import (
 )
 from megaptm.run.corpora_checks import check_epochs
 from megaptm.run.hooks import run_hooks
-from megaptm.run.initial import check_initial, initial_run
+from megaptm.run.initial import check_initial_run, initial_run
 from megaptm.storage import RetryPolicy, file_sha256, join_path, list_files, regular_file
 
 TIMEOUT_SECONDS = 20.0
@@ -64,7 +64,7 @@ def check_data(case: CheckInput) -> Iterator[Finding]:
         if are_valid and not case.config_errors:
             yield from _check_mix(config)
         elif not case.config_errors:
-            check_initial(config, None)
+            check_initial_run(config, None)
     yield from _check_vectors(case.config)
 
 
@@ -122,7 +122,7 @@ def _check_mix(config: Config) -> Iterator[Finding]:
     for hook in run_hooks(config):
         if (checked := hook.check(config, corpora.tokenizer)) is not None:
             yield Finding("data", "ok", *checked)
-    check_initial(config, corpora.tokenizer)
+    check_initial_run(config, corpora.tokenizer)
     if (initial := initial_run(config)) is not None:
         yield Finding(
             "data", "ok", f"{initial.folder}: the run with the initial weights exists and has the same model."

@@ -88,7 +88,7 @@ def run_checks(checks: Iterable[tuple[str, Check]], case: CheckInput) -> Iterato
             yield Finding(topic, "fault", str(error))
 
 
-def by_phase(check: Check, list_phases: Callable[[Config], Iterable[Config]] = phase_configs) -> Check:
+def check_each_phase(check: Check, list_phases: Callable[[Config], Iterable[Config]] = phase_configs) -> Check:
     """Return a check of all phases of a run, whose findings name their steps."""
 
     def check_phases(case: CheckInput) -> Iterator[Finding]:
@@ -110,7 +110,7 @@ def number_with_noun(count: int, singular: str, plural: str) -> str:
     return f"{count:,} {singular if count == 1 else plural}"
 
 
-def raise_faults(findings: Iterable[Finding]) -> None:
+def raise_check_faults(findings: Iterable[Finding]) -> None:
     """Raise UserError with the first fault of the findings, and the number of further ones."""
     faults = [finding.message for finding in findings if finding.state == "fault"]
     if faults:

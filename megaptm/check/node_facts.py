@@ -11,7 +11,7 @@ from typing import Any
 import click
 import psutil
 
-from megaptm.check.software import software
+from megaptm.check.software import software_facts
 from megaptm.node import node_name
 
 LINE_BYTES = 1000
@@ -34,7 +34,7 @@ def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ..
     )
     _print_fact("cpus", len(os.sched_getaffinity(0)))
     _print_fact("memory_bytes", psutil.virtual_memory().total)
-    for name, fact in software().items():
+    for name, fact in software_facts().items():
         _print_fact(name, fact)
 
 

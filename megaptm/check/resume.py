@@ -15,11 +15,17 @@ from megaptm.config import Config, load_run_config, resolve_spec
 from megaptm.data import Corpus
 from megaptm.errors import UserError
 from megaptm.run.changes import compare_configs
-from megaptm.run.compatibility import changes_data, compatibility, find_abandoned, refuse_other_model, refuse_other_text
+from megaptm.run.compatibility import (
+    compatibility_record,
+    continues_with_other_data,
+    find_abandoned,
+    refuse_other_model,
+    refuse_other_text,
+)
 from megaptm.run.continuation import with_due_phases
 from megaptm.run.corpora import corpus_cache
-from megaptm.run.folder import CONFIG, check_start, has_checkpoint
-from megaptm.run.submission import SCRIPT, refuse_queued
+from megaptm.run.folder import CONFIG, check_run_start, has_checkpoint
+from megaptm.run.submission import SCRIPT, refuse_queued_run
 
 SAMPLE_BYTES = 1 << 30
 """Bytes of a checkpoint that are checked without --full."""
@@ -29,9 +35,9 @@ TOPIC = "run"
 def check_resume(case: CheckInput) -> Iterator[Finding]:
     """Check whether a run can be resumed; no findings if it does not exist yet."""
     run = Path(case.config.run)
-    check_start(case.config)
+    check_run_start(case.config)
     if (run / SCRIPT).exists():
-        refuse_queued(run)
+        refuse_queued_run(run)
     if not (run / FOLDER).is_dir():
         return
     if (run / CONFIG).exists() and has_checkpoint(run):
@@ -97,9 +103,9 @@ def _require_compatible(case: CheckInput, checkpoint: Checkpoint) -> None:
         except UserError:
             return
     tokenizer = next(iter(manifests.values())).tokenizer["fingerprint"]
-    refuse_other_model(checkpoint, compatibility(resolve_spec(case.config), tokenizer))
+    refuse_other_model(checkpoint, compatibility_record(resolve_spec(case.config), tokenizer))
     ids = {location: manifest.id for location, manifest in manifests.items()}
-    refuse_other_text(checkpoint, ids, may_change=changes_data(case.config, checkpoint))
+    refuse_other_text(checkpoint, ids, may_change=continues_with_other_data(case.config, checkpoint))
 
 
 def _progress_finding(config: Config, newest: Checkpoint) -> Finding:

@@ -8,12 +8,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from math import ceil, isinf
 
-from megaptm.check.allocation import Allocation, allocate
+from megaptm.check.allocation import Allocation, requested_allocation
 from megaptm.check.finding import CheckInput, Finding, ResourceRequest
 from megaptm.errors import UserError
 from megaptm.schedulers.slurm.command import run_slurm
-from megaptm.schedulers.slurm.options import option_value, quote_for_script
-from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time
+from megaptm.schedulers.slurm.options import quote_for_script, sbatch_option_value
+from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_slurm_time
 
 TOPIC = "slurm"
 
@@ -29,7 +29,7 @@ def check_slurm(case: CheckInput) -> Iterator[Finding]:
         yield Finding(TOPIC, "unknown", message)
         return
     try:
-        allocation = allocate(case)
+        allocation = requested_allocation(case)
     except UserError:
         return
     case.tell("asking Slurm")
@@ -45,7 +45,7 @@ def _requested_partition(options: Sequence[str]) -> dict[str, str]:
     partitions = [
         dict(re.findall(r"(\w+)=(\S*)", line)) for line in run_slurm("scontrol", "show", "partition", "--oneliner")
     ]
-    name = option_value(options, "partition")
+    name = sbatch_option_value(options, "partition")
     for partition in partitions:
         if partition["PartitionName"] == name or (name is None and partition.get("Default") == "YES"):
             return partition
@@ -62,9 +62,9 @@ def _check_partition(
     name, options = partition["PartitionName"], request.slurm_options or ()
     if partition.get("State", "UP") != "UP":
         raise UserError(f"Slurm's partition {name} is {partition['State']}: choose another, or wait.")
-    written = option_value(options, "time")
-    seconds = parse_time(written) if written else request.seconds
-    if seconds is not None and seconds > (longest := parse_time(partition.get("MaxTime", "UNLIMITED"))):
+    written = sbatch_option_value(options, "time")
+    seconds = parse_slurm_time(written) if written else request.seconds
+    if seconds is not None and seconds > (longest := parse_slurm_time(partition.get("MaxTime", "UNLIMITED"))):
         raise UserError(
             f"Slurm's partition {name} allows jobs of at most {format_seconds(longest)}, not "
             f"{format_seconds(seconds)}: lower --time; the run continues in the next job."

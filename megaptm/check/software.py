@@ -31,7 +31,7 @@ IMPORT_SECONDS = 45
 
 def check_software(case: CheckInput) -> Iterator[Finding]:
     """Check software: compare the installed libraries with megaptm's requirements."""
-    facts = software()
+    facts = software_facts()
     yield from check_versions(facts["versions"])
     problems = list(software_problems(facts, "here"))
     yield from (Finding(TOPIC, "fault", problem) for problem in problems)
@@ -43,7 +43,7 @@ def check_software(case: CheckInput) -> Iterator[Finding]:
         yield Finding(TOPIC, "ok", f"Fused libraries: {names}." if names else no_libraries, {"fused": facts["fused"]})
 
 
-def software() -> dict[str, Any]:
+def software_facts() -> dict[str, Any]:
     """Return the facts about this machine's software as JSON values."""
     return {"versions": installed_versions(), "fused": _fused_libraries(), **gpu_facts()}
 

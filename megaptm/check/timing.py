@@ -10,8 +10,8 @@ from megaptm.config import resolve_spec
 from megaptm.errors import UserError
 from megaptm.plan.failures import DAY
 from megaptm.plan.plan import Plan, make_plan
-from megaptm.schedulers.slurm.options import option_value
-from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_time, warning_seconds
+from megaptm.schedulers.slurm.options import sbatch_option_value
+from megaptm.schedulers.slurm.slurm_time import format_seconds, parse_slurm_time, warning_seconds
 from megaptm.spec import LayerlessSpec
 
 TOPIC = "time"
@@ -24,8 +24,8 @@ lost compared with the best interval."""
 def check_time(case: CheckInput) -> Iterator[Finding]:
     """Check time: compare the planned time with the limit of a job, and `checkpoint.every` with the best interval."""
     options = case.request.slurm_options or ()
-    written = option_value(options, "time")
-    limit = parse_time(written) if written else case.request.seconds
+    written = sbatch_option_value(options, "time")
+    limit = parse_slurm_time(written) if written else case.request.seconds
     warning = warning_seconds(options)
     if limit is not None and limit <= warning:
         raise UserError(

@@ -16,9 +16,9 @@ from megaptm.check.finding import CheckInput, Finding
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.storage.retry import run_with_deadline
-from megaptm.track import default_uri
+from megaptm.track import default_tracking_uri
 from megaptm.track.loggers import LOGGERS, refuse_missing_packages
-from megaptm.track.uri import database_path, is_server, refuse_foreign_server, refuse_other_scheme
+from megaptm.track.uri import is_tracking_server, refuse_foreign_server, refuse_other_scheme, tracking_database_path
 
 ANSWER_SECONDS = 5.0
 TOPIC = "tracker"
@@ -38,13 +38,13 @@ def check_tracker(case: CheckInput) -> Iterator[Finding]:
         return
     if find_spec("mlflow") is None:
         raise UserError(f"MLflow is not installed: pip install mlflow, {OR_DISABLE}")
-    uri = track.uri or default_uri(Path(case.config.run))
+    uri = track.uri or default_tracking_uri(Path(case.config.run))
     refuse_other_scheme(uri)
-    if is_server(uri):
+    if is_tracking_server(uri):
         refuse_foreign_server(uri)
         case.tell(f"asking {uri}")
         yield _check_server(uri, track.experiment)
-    elif path := database_path(uri):
+    elif path := tracking_database_path(uri):
         yield _check_database(uri, path)
     else:
         yield Finding(TOPIC, "unknown", f"track.uri ({uri}) is not checked: only http, https and sqlite are.")

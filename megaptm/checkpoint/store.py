@@ -63,7 +63,7 @@ from megaptm.checkpoint.records import FileRecord, NonFiniteError
 from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.checkpoint.tags import read_tags
 from megaptm.errors import UserError
-from megaptm.storage import parse_json, shown, sync, write_atomically
+from megaptm.storage import parse_json, quote_value, sync, write_atomically
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.tensors import TensorPiece
@@ -270,7 +270,9 @@ class Store:
             raise
         except UserError as error:
             raise DamagedError(str(error)) from None
-        raise UserError(f"{path} has format {shown(manifest.get('format'))}: this version of megaptm reads {FORMAT}.")
+        raise UserError(
+            f"{path} has format {quote_value(manifest.get('format'))}: this version of megaptm reads {FORMAT}."
+        )
 
     def newest(self, *, verify: bool = True) -> Checkpoint | None:
         """Return the newest undamaged checkpoint; None if none was ever saved.

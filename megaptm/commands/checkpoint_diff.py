@@ -9,7 +9,7 @@ from typing import Any
 from megaptm.config.yamls import flatten_keys
 from megaptm.models.weight_groups import group_weights
 from megaptm.run.checkpoint import RunCheckpoint
-from megaptm.storage import shown
+from megaptm.storage import quote_value
 
 
 @dataclass
@@ -81,7 +81,7 @@ class CheckpointDifference:
         yield _format_numbers("samples", self.samples)
         yield f"config: {len(self.config) or 'no'} changed keys"
         for key, (before, after) in self.config.items():
-            yield f"  {key}: {shown(before)} -> {shown(after)}"
+            yield f"  {key}: {quote_value(before)} -> {quote_value(after)}"
         width = max(map(len, self.groups), default=0)
         yield f"weights: {'group':{width}}  {'norm A':>10}  {'norm B':>10}  {'|B - A|':>10}  |B - A| / |A|"
         for name, distance in self.groups.items():

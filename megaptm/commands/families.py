@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from megaptm.commands.output import print_json
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 
 if TYPE_CHECKING:
     from megaptm.config import Layout
@@ -40,7 +40,9 @@ def families_command(name: str | None, as_json: bool) -> None:
     elif (family := find_family(name)) is not None:
         chosen = [family]
     else:
-        raise UserError(f"unknown family {name}; {nearest(name, FAMILIES, 'there are {}, or package.module:NAME.')}")
+        raise UserError(
+            f"unknown family {name}; {nearest_name_advice(name, FAMILIES, 'there are {}, or package.module:NAME.')}"
+        )
     if as_json:
         print_json(
             {

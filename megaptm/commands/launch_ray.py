@@ -72,7 +72,7 @@ def launch_ray_command(
     from megaptm.processes import survive_closed_terminal
     from megaptm.report.terminal import run_title
     from megaptm.run.folder import read_config
-    from megaptm.schedulers.ray.cluster import join
+    from megaptm.schedulers.ray.cluster import join_ray_cluster
 
     with launched_run(config, overrides, start, dry_run=dry_run) as (config, overrides, change):
         run_config = read_config(config, overrides, change=change)
@@ -81,7 +81,7 @@ def launch_ray_command(
     check_before_submission(CheckInput(config=run_config, change=change, machine=ray_machine))
     if not (address or os.environ.get("RAY_ADDRESS")):
         echo("starting Ray on this machine", err=True)  # takes seconds, in which Ray prints nothing
-    join(address, processes=run_config.layout.processes)
+    join_ray_cluster(address, processes=run_config.layout.processes)
     if dry_run:
         echo(run_title(run_config))
         show_placement(run_config)

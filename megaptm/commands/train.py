@@ -67,7 +67,7 @@ def train_command(
       75   saved after a signal (SIGTERM, SIGUSR1, Ctrl-C, SIGHUP), or ended after a hang: start it again
       130  ended without saving by a second Ctrl-C
     """
-    from megaptm.launch.local import train as train_run
+    from megaptm.launch.local import train_locally as train_run
     from megaptm.processes import survive_closed_terminal
 
     survive_closed_terminal()

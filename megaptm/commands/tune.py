@@ -45,7 +45,7 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
       megaptm tune lr bert/base data.mix='{corpora/books: 1}' devices=8 --steps 500 --min-lr 1e-6 --max-lr 1e-1
     """
     from megaptm.console import Console
-    from megaptm.launch.local import train as train_run
+    from megaptm.launch.local import train_locally as train_run
     from megaptm.report.curves import draw_curves, save_picture
     from megaptm.report.lr_range import RateRange
     from megaptm.run.folder import read_config

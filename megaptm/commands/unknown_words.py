@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from megaptm.suggest import advice_on_foreign_name, equivalent_name, suggest
+from megaptm.suggest import advice_on_foreign_name, equivalent_name, suggest_name
 
 
 def explain_unknown_word(error: click.NoSuchCommand | click.NoSuchOption) -> str:
@@ -28,7 +28,7 @@ def _command_remedy(name: str, group: click.Group, context: click.Context) -> st
                 return f"did you mean megaptm {' '.join(words)}?"
     if name.endswith((".yaml", ".yml")):
         return f"did you mean megaptm train {name}?"
-    meant = suggest(name, group.commands)
+    meant = suggest_name(name, group.commands)
     return f"did you mean {context.command_path} {meant}?" if meant else f"there are {', '.join(group.commands)}."
 
 
@@ -54,9 +54,9 @@ def _option_remedy(option: str, context: click.Context) -> str:
         return instead
     if name in {parameter.name for parameter in command.params if isinstance(parameter, click.Argument)}:
         return f"write the value alone: {' '.join([context.command_path, *command.collect_usage_pieces(context)])}."
-    if meant := suggest(name, spellings):
+    if meant := suggest_name(name, spellings):
         return f"did you mean {spellings[meant]}?"
-    if meant := suggest(name, settings):
+    if meant := suggest_name(name, settings):
         return f"settings are written without dashes: did you mean {meant}=VALUE?"
     return f"it has {', '.join(options)}."
 

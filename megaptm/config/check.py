@@ -21,7 +21,7 @@ from megaptm.config.schema import Config, Layout, ModelConfig
 from megaptm.config.sections.extensions import used_sections
 from megaptm.config.stage_division import stage_division_errors
 from megaptm.config.validation_rules import validation_errors
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.families import FAMILIES, find_family
 from megaptm.models.head_costs import HEADS
 from megaptm.objectives import BaseObjective, Composed, weights_at
@@ -109,7 +109,7 @@ def _task_corpora_errors(objective: Composed, mix: Mapping[str, float]) -> Itera
     for task in objective.tasks:
         for name in task.corpora:
             if name not in mix:
-                yield f"objective.{task.label}.corpora ({name}) is not in data.mix; {nearest(name, mix)}"
+                yield f"objective.{task.label}.corpora ({name}) is not in data.mix; {nearest_name_advice(name, mix)}"
     for name in mix:
         if all(task.corpora and name not in task.corpora for task in objective.tasks):
             yield f"data.mix has {name}, which no task reads: add it to a task's corpora, or remove it."
@@ -131,13 +131,13 @@ def _family_and_size_errors(model: ModelConfig) -> Iterator[str]:
         yield str(error)
         return
     if family is None:
-        yield f"model.family ({model.family}) is not in the catalogue; {nearest(model.family, FAMILIES)}"
+        yield f"model.family ({model.family}) is not in the catalogue; {nearest_name_advice(model.family, FAMILIES)}"
         return
     sizes = [*family.sizes, "custom"]
     needed = family.required_keys if isinstance(family, LayerlessFamily) else NEEDED_BY_CUSTOM
     missing = [name for name in needed if getattr(model, name) is None]
     if model.size not in sizes:
-        yield f"model.size ({model.size}) is not a size of {family.name}; {nearest(model.size, sizes)}"
+        yield f"model.size ({model.size}) is not a size of {family.name}; {nearest_name_advice(model.size, sizes)}"
     elif model.size == "custom" and missing:
         yield f"model.size custom needs model.{missing[0]}."
 
@@ -243,7 +243,7 @@ def _data_errors(config: Config) -> Iterator[str]:
         )
     for name in config.data.size_limits:
         if name not in config.data.mix:
-            yield f"data.size_limits ({name}) is not in data.mix; {nearest(name, config.data.mix)}"
+            yield f"data.size_limits ({name}) is not in data.mix; {nearest_name_advice(name, config.data.mix)}"
 
 
 def _mix_ramp_errors(config: Config) -> Iterator[str]:

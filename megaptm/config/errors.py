@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from megaptm.config.schema import Config, DeviceLayout, Layout
-from megaptm.errors import describe_invalid_value, missing_space_advice, shown_value
-from megaptm.suggest import advice_on_foreign_name, equivalent_name, suggest
+from megaptm.errors import describe_invalid_value, describe_value, missing_space_advice
+from megaptm.suggest import advice_on_foreign_name, equivalent_name, suggest_name
 
 
 def error_messages(error: ValidationError, *, origins: dict[str, str], source: str) -> list[str]:
@@ -48,7 +48,7 @@ def _error_sentence(details: ErrorDetails, origins: dict[str, str], source: str)
         list_key = ".".join(path[:-1])
         return (
             f"{origin or source}: {list_key} must have {_list_length(path[:-1])} entries, not "
-            f"{shown_value(details['input'])}."
+            f"{describe_value(details['input'])}."
         )
     if details["type"] == "missing":
         # The file that started the section may be extended by this one, so it need not set all keys.
@@ -66,7 +66,7 @@ def _error_sentence(details: ErrorDetails, origins: dict[str, str], source: str)
     if details["type"] == "dict_type" and key == "data.mix" and (corpora := _suggested_mix(details["input"])):
         return f"{where}: data.mix is a mapping of corpora to weights: write 'data.mix={{{corpora}}}'."
     if details["type"] == "model_type" and key == "layout":
-        return f"{where}: layout must be auto, or a section (a mapping), not {shown_value(details['input'])}."
+        return f"{where}: layout must be auto, or a section (a mapping), not {describe_value(details['input'])}."
     return f"{where}: {key} {describe_invalid_value(details)}"
 
 
@@ -184,5 +184,5 @@ def _intended_path(path: tuple[str, ...]) -> str | None:
     own_name = equivalent_name(name)
     renamed = [(*section, own_name) for section in sections if own_name in section_keys(section)]
     renamed.sort(key=lambda meant: _section_class(meant) is not None)  # `dp` means layout.data, not the section data
-    close = [(*here, known) for known in [suggest(name, section_keys(here))] if known]
+    close = [(*here, known) for known in [suggest_name(name, section_keys(here))] if known]
     return next((".".join(meant) for meant in [*mistyped, *same, *renamed, *close]), None)

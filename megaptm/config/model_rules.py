@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from megaptm.config.layer_rules import layer_model_errors
 from megaptm.config.model import SHAPE_KEYS, model_spec
 from megaptm.config.schema import ModelConfig
-from megaptm.errors import nearest
+from megaptm.errors import nearest_name_advice
 from megaptm.families import FAMILIES, LAYERLESS
 from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS
@@ -90,7 +90,7 @@ def _attention_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
         if name not in options:
             yield (
                 f"model.attention.{name} is no option of the attention of {model_title(model)}; "
-                f"{nearest(name, options) if options else 'it has none'}"
+                f"{nearest_name_advice(name, options) if options else 'it has none'}"
             )
             continue
         try:
@@ -112,7 +112,7 @@ def _stack_errors(model: ModelConfig, spec: ModelSpec) -> Iterator[str]:
     if unknown := [name for name in model.stacks if name not in spec.family.stacks]:
         yield (
             f"model.stacks has {unknown[0]}, which is no stack of {spec.name}; "
-            f"{nearest(unknown[0], spec.family.stacks)}"
+            f"{nearest_name_advice(unknown[0], spec.family.stacks)}"
         )
     for name, own in model.stacks.items():
         if own.context is not None and name in spec.family.stacks and spec.family.stacks[name].position != "learned":

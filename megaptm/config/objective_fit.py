@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from megaptm.batch import BatchSpec
-from megaptm.errors import nearest
+from megaptm.errors import nearest_name_advice
 from megaptm.models.head_costs import HEADS
 from megaptm.objectives import OBJECTIVES, BaseObjective
 from megaptm.objectives.encoder_decoder import EncoderDecoder
@@ -53,7 +53,7 @@ def _suggest_alternative(task: BaseObjective, family: Family | LayerlessFamily, 
         joined = replace(task, joined=True)
         if next(_mismatch_reasons(joined, joined.batch_spec(ANY_SEQUENCE, True), family), None) is None:
             return f"write {{{name}: {{joined: true}}}}, or use one of its own: {', '.join(family.objectives)}."
-    return nearest(name, family.objectives)
+    return nearest_name_advice(name, family.objectives)
 
 
 def _reasons_without_layers(task: BaseObjective, family: LayerlessFamily) -> Iterator[str]:

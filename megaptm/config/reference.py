@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.config.on_resume import RULE_MEANINGS, OnResume, resume_rule
 from megaptm.config.schema import Config, DeviceLayout
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.suggest import equivalent_name
 
 FILLED_IN = ("objective",)
@@ -86,7 +86,9 @@ def find_sections(name: str | None) -> list[ConfigSection]:
         return nested
     known = [*(candidate.name for candidate in all_sections if candidate.name), *keys]
     sections = ", ".join(candidate.name for candidate in all_sections if candidate.name)
-    raise UserError(f"a config has no section and no key {name}; {nearest(name, known, f'sections are {sections}.')}")
+    raise UserError(
+        f"a config has no section and no key {name}; {nearest_name_advice(name, known, f'sections are {sections}.')}"
+    )
 
 
 HEAD = """# Config keys

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from megaptm.config.schema import Config
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 
 NAME = re.compile(r"\w[\w-]*")
 """Names of validation sets, which are parts of names of metrics."""
@@ -60,7 +60,7 @@ def _metric_errors(config: Config) -> Iterator[str]:
     for key, metric in (metrics if stop is None else metrics | {"train.stop.metric": stop.metric}).items():
         name = validation_set_of(metric)
         if name != MIX and name not in sets:
-            yield f"{key} ({metric}) names no validation set of data.validation; {nearest(name, sets)}"
+            yield f"{key} ({metric}) names no validation set of data.validation; {nearest_name_advice(name, sets)}"
 
 
 def _keep_errors(config: Config) -> Iterator[str]:

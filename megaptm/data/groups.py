@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from megaptm.data.shards import Corpus
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.mixture import MixPart
 
 
@@ -26,7 +26,9 @@ def select_shards(corpus: Corpus, split: str, part: MixPart) -> np.ndarray | Non
     numbers = range(len(domains))
     if part.domains:
         if unknown := [name for name in part.domains if name not in domains]:
-            raise UserError(f"data.mix: {corpus.name} has no domain {unknown[0]}; {nearest(unknown[0], domains)}")
+            raise UserError(
+                f"data.mix: {corpus.name} has no domain {unknown[0]}; {nearest_name_advice(unknown[0], domains)}"
+            )
         numbers = [domains.index(name) for name in part.domains]  # type: ignore[assignment]
     per_domain = max(1, len(edges) - 1)
     if len(counts) != per_domain * len(domains) or sum(counts) != len(corpus.split(split).shards):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from megaptm.credentials import has_credentials
 from megaptm.data.table import ShardInfo
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, quote_value
 from megaptm.storage import PROTOCOLS, write_atomically
 
 SHARD_URL = re.compile(r"([a-z][a-z0-9+.-]*)://[^\x00-\x1f\x7f]+")
@@ -40,7 +40,7 @@ def read_shard_urls(path: Path, table: Sequence[ShardInfo], url: str) -> dict[st
     for shard_url in urls:
         if not isinstance(shard_url, str) or not is_shard_url(shard_url):
             raise UserError(
-                f"{url} has {shown(str(shard_url))}, which is not the URL of a shard: build the corpus again."
+                f"{url} has {quote_value(str(shard_url))}, which is not the URL of a shard: build the corpus again."
             )
     if len(urls) != len(table):
         raise UserError(f"{url} has {len(urls):,} URLs for {len(table):,} shards: build the corpus again.")

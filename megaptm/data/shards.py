@@ -33,7 +33,7 @@ from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.table import ShardInfo
 from megaptm.data.token_types import find_token_type
 from megaptm.data.writer import ShardWriter
-from megaptm.errors import UserError, is_limit
+from megaptm.errors import UserError, is_resource_limit
 from megaptm.plugins import load_class
 from megaptm.storage import Cache, is_remote, join_path, local_path, regular_file
 from megaptm.storage.mounts import find_mount
@@ -133,7 +133,7 @@ class Shard:
         try:
             content = ShardFile(path)
         except OSError as error:
-            if is_outage(error) or is_limit(error):
+            if is_outage(error) or is_resource_limit(error):
                 raise
             raise UserError(f"{path} is missing or empty: {REMEDY}") from None
         if not content.size:
@@ -239,7 +239,7 @@ def _open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequenc
     try:
         index = np.asarray(open_array(path, np.dtype("<i8"), (columns,)))
     except (OSError, ValueError) as error:
-        if is_outage(error) or (isinstance(error, OSError) and is_limit(error)):
+        if is_outage(error) or (isinstance(error, OSError) and is_resource_limit(error)):
             raise
         raise UserError(f"{path} is missing or damaged: {REMEDY}") from None
     if len(index) != info.samples:

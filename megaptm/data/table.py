@@ -12,7 +12,7 @@ import numpy as np
 
 from megaptm.data.files import open_array
 from megaptm.data.outages import retry_outages
-from megaptm.errors import UserError, is_limit
+from megaptm.errors import UserError, is_resource_limit
 from megaptm.storage import regular_file
 
 ROW = np.dtype(
@@ -76,7 +76,7 @@ class ShardTable(Sequence[ShardInfo]):
                 f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
             ) from None
         except OSError as error:
-            if is_limit(error):
+            if is_resource_limit(error):
                 raise
             raise UserError(f"{path} cannot be read ({error.strerror}): copy it again or rebuild the corpus.") from None
         if not is_unchanged:

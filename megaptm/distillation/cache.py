@@ -42,7 +42,7 @@ from megaptm.models.model import Model
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.spec import ModelSpec
-from megaptm.storage import is_unfinished, write_atomically, write_session
+from megaptm.storage import is_unfinished_file, write_atomically, write_session
 from megaptm.tokenizers import load as load_tokenizer
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
@@ -174,7 +174,11 @@ def _build_manifest(
 def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
     """Raise UserError if the folder of teacher logits exists with other content."""
     existing = next((folder / name for name in (UNFINISHED, MANIFEST) if (folder / name).is_file()), None)
-    if existing is None and folder.exists() and (not folder.is_dir() or not all(map(is_unfinished, folder.iterdir()))):
+    if (
+        existing is None
+        and folder.exists()
+        and (not folder.is_dir() or not all(map(is_unfinished_file, folder.iterdir())))
+    ):
         raise UserError(f"distill.cached_logits ({folder}) exists and is not a folder of logits: choose another.")
     if existing is not None:
         written = read_manifest(existing)

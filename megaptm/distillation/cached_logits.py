@@ -31,7 +31,7 @@ from megaptm.data.mix import SampleSource
 from megaptm.data.outages import retry_outages
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.objectives.objective import Sample
-from megaptm.storage import Record, parse_json, regular_file, shown, validate, write_atomically
+from megaptm.storage import Record, parse_json, quote_value, regular_file, validate, write_atomically
 
 FORMAT = "megaptm-teacher-logits-2"
 MANIFEST = "manifest.json"
@@ -120,7 +120,7 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
     manifest = validate(TeacherLogitsManifest, content, path, remedy=COMMAND)
     if manifest.format != FORMAT:
         raise UserError(
-            f"{path} has format {shown(manifest.format)}; this version of megaptm reads {FORMAT}: {COMMAND}."
+            f"{path} has format {quote_value(manifest.format)}; this version of megaptm reads {FORMAT}: {COMMAND}."
         )
     for name in ("per_file", "top", "sequence"):
         if not 0 < (number := getattr(manifest, name)) <= MAX_NUMBER:
@@ -128,7 +128,7 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
     if manifest.top > manifest.vocabulary:
         raise UserError(f"{path}: top ({manifest.top:,}) is more than vocabulary ({manifest.vocabulary:,}): {COMMAND}.")
     if manifest.dtype not in DTYPES:
-        raise UserError(f"{path}: dtype ({shown(manifest.dtype)}) must be {' or '.join(DTYPES)}: {COMMAND}.")
+        raise UserError(f"{path}: dtype ({quote_value(manifest.dtype)}) must be {' or '.join(DTYPES)}: {COMMAND}.")
     return manifest
 
 

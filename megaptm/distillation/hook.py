@@ -27,14 +27,14 @@ from megaptm.parallel.initial import Initializer
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.stage import build_stages, transformer_config
 from megaptm.run.rank import RankEnvironment
-from megaptm.train.engines import verified_reader
+from megaptm.train.engines import open_verified_weights
 
 
 def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook:
     """Build the training hook of a config with distillation. All ranks call this and verify the teacher."""
     return DistillationHook(
         resolve_distillation(config),
-        verified_reader(teacher_run(config), rank_env) if needs_weights(config) else None,
+        open_verified_weights(teacher_run(config), rank_env) if needs_weights(config) else None,
         global_tokens=config.batch_spec.has_global_tokens,
         attention_kernel=config.train.attention_kernel,
         compiles=should_compile(config.train.compile),

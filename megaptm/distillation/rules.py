@@ -20,7 +20,7 @@ from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
 from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS, RowClassHeadCosts
-from megaptm.run.saved_model import CONFIG, config_at
+from megaptm.run.saved_model import CONFIG, saved_config
 from megaptm.spec import LayerlessFamily, ModelSpec
 
 
@@ -38,7 +38,7 @@ def with_teacher(config: Config, distill: DistillConfig) -> Config:
         return config
     folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))
     existing = [folder for path in folders if ((folder := Path(path).expanduser()) / CONFIG).is_file()]
-    return _with_model(config, config_at(existing[0], _teacher_step(config, distill)).model) if existing else config
+    return _with_model(config, saved_config(existing[0], _teacher_step(config, distill)).model) if existing else config
 
 
 def _teacher_step(config: Config, distill: DistillConfig) -> int | None:

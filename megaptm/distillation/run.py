@@ -21,7 +21,7 @@ from megaptm.run.folder import absolute_path
 from megaptm.run.hooks import RunHook
 from megaptm.run.other_run import OtherRun
 from megaptm.spec import ModelSpec
-from megaptm.storage import shown
+from megaptm.storage import quote_value
 from megaptm.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ def _check_cached_logits(config: Config, logits: TeacherLogits, distillation: Di
     head = distillation.head_of(resolve_model(config))
     if head is None or manifest.head != head:
         raise UserError(
-            f"distill.cached_logits ({logits.folder}) has logits of the head {shown(manifest.head)}, and the student "
-            f"has {f'the head {head}' if head else 'no such head'}: write another folder."
+            f"distill.cached_logits ({logits.folder}) has logits of the head {quote_value(manifest.head)}, and the "
+            f"student has {f'the head {head}' if head else 'no such head'}: write another folder."
         )
     if manifest.sequence != (length := num_positions(config, distillation.teacher, head)):
         raise UserError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from typing import Any, TypeVar
 
 from megaptm.errors import UserError
-from megaptm.plugins import EXTENSIONS, attributes, registered_attributes
+from megaptm.plugins import EXTENSIONS, package_attributes, registered_attributes
 
 V = TypeVar("V")
 
@@ -60,7 +60,7 @@ FOLDERS = (
 def contributions(module: str, name: str) -> Iterator[Any]:
     """Yield the attribute `name` of `families.FOLDER.module`, for each folder that has both; then of extensions and of
     packages of users."""
-    yield from attributes((*(f"megaptm.families.{folder}" for folder in FOLDERS), *EXTENSIONS), module, name)
+    yield from package_attributes((*(f"megaptm.families.{folder}" for folder in FOLDERS), *EXTENSIONS), module, name)
     yield from registered_attributes(module, name)
 
 

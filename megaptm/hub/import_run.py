@@ -36,7 +36,7 @@ from megaptm.objectives import build_objective
 from megaptm.plan.count import count_parameters
 from megaptm.resilience.events import Events, ImportEvent
 from megaptm.resilience.lock import RunLock
-from megaptm.run.compatibility import compatibility
+from megaptm.run.compatibility import compatibility_record
 from megaptm.run.corpora import refuse_larger_corpora
 from megaptm.run.folder import CONFIG, absolute_paths
 from megaptm.spec import Family, ModelSpec, Size, attention_options, change
@@ -383,7 +383,9 @@ def _save_checkpoint(config: Config, weights: Mapping[str, Tensor], run: Path, t
         )
         store.write(0, 0, pieces)
         store.commit(
-            0, {**compatibility(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **start}, ranks=1
+            0,
+            {**compatibility_record(resolve_model(config), tokenizer.fingerprint if tokenizer else None), **start},
+            ranks=1,
         )
 
 

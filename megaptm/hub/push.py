@@ -12,7 +12,7 @@ from megaptm.errors import UserError, printable
 from megaptm.hub.huggingface import ExportedModel
 from megaptm.objectives.compose import map_files
 from megaptm.run.checkpoint import RunCheckpoint
-from megaptm.run.compatibility import read_state
+from megaptm.run.compatibility import read_checkpoint_state
 from megaptm.run.held_out import FIELD, HeldOutLoss
 
 CARD = "README.md"
@@ -29,7 +29,7 @@ def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
     config, state = checkpoint.config, checkpoint.checkpoint.state
     title = f"{config.model.family} {config.model.size}"
     samples, held_out = state.get("samples"), HeldOutLoss()
-    held_out.restore(read_state(checkpoint.checkpoint, FIELD))
+    held_out.restore(read_checkpoint_state(checkpoint.checkpoint, FIELD))
     loss = held_out.losses.get("loss", {}).get(checkpoint.step)
     rows = {
         "step": f"{checkpoint.step:,}",

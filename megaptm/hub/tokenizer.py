@@ -14,7 +14,7 @@ from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers.normalization import collapse_precompiled, flatten, make_precompiled
+from megaptm.tokenizers.normalization import collapse_precompiled, flatten_normalizer, make_precompiled
 from megaptm.tokenizers.special import CONFIG_KEYS, find_role_names
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 
@@ -68,7 +68,7 @@ def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
     model = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
         file.read_bytes()
     )
-    parts = flatten(collapse_precompiled(tokenizer.content.get("normalizer")))
+    parts = flatten_normalizer(collapse_precompiled(tokenizer.content.get("normalizer")))
     table = model.normalizer_spec.precompiled_charsmap
     _reject_sentencepiece_options(model, file, has_folds=not table and any(part["type"] == "NFKD" for part in parts))
     content = dict(tokenizer.content)

@@ -53,21 +53,21 @@ from megaptm.run.branch import Branch, created_branch
 from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import (
     config_variables,
-    discard_unused,
+    discard_unused_run,
     exclusive_start,
-    find_differences,
+    find_config_differences,
     log_launch,
-    prepare,
+    prepare_run_folder,
     read_config,
     wait_until_prepared,
 )
-from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
+from megaptm.run.rank import RankEnvironment, check_world_size, worker_environment
 
 SILENT_SECONDS = 20.0
 """Seconds for which other ranks leave an error that all ranks detect to rank 0, which may start that much later."""
 
 
-def train(
+def train_locally(
     config: Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
@@ -107,7 +107,7 @@ def _train(
         if branch is not None:
             branch.refuse_without_steps(run_config.train.steps)
         if rank_environment is not None:
-            check_processes(rank_environment, run_config.layout)
+            check_world_size(rank_environment, run_config.layout)
     except UserError:
         if rank_environment is not None and rank_environment.rank > 0:
             # All ranks detect the same error and rank 0 reports it; torchrun and srun then end the others.
@@ -131,7 +131,7 @@ def _asks_for_changes(config: Config) -> bool:
     does not, or may not."""
     if not _can_ask():
         return False
-    differences = find_differences(config)
+    differences = find_config_differences(config)
     if not differences.can_be_accepted:
         return False
     listed = "".join(f"\n  {printable(str(each))}" for each in differences.changes)
@@ -144,7 +144,7 @@ def _launch_here(config: Config, *, change: bool) -> int:
     is_new = not Path(config.run).exists()
     check_corpora(config)
     with exclusive_start(config):
-        run = prepare(config, change=change)
+        run = prepare_run_folder(config, change=change)
         log_launch(run)
         print(run_title(config), flush=True)
         command = module_command("megaptm.train.worker", "--run", str(run))
@@ -161,7 +161,7 @@ def _launch_here(config: Config, *, change: bool) -> int:
                 )
         except UserError:
             if is_new:
-                discard_unused(run)
+                discard_unused_run(run)
             raise
 
 
@@ -172,7 +172,7 @@ def _run_as_worker(config: Config, rank_environment: RankEnvironment, *, change:
         return run_worker(str(wait_until_prepared(config)), rank_environment)
     check_corpora(config)
     with exclusive_start(config):
-        run = prepare(config, change=change)
+        run = prepare_run_folder(config, change=change)
         if (attempt := Attempt.from_environment()) is None or attempt.start == 0:  # else its launcher recorded it
             log_launch(run)
         return run_worker(str(run), rank_environment)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.objectives.compose import compose
 from megaptm.objectives.composed import Composed, Task
 from megaptm.objectives.objective import BaseObjective, Objective, SampleObjective, weights_at
@@ -11,7 +11,7 @@ from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import describe_error, is_plugin, load_plugin
-from megaptm.suggest import suggest
+from megaptm.suggest import suggest_name
 
 __all__ = [
     "OBJECTIVES",
@@ -54,7 +54,7 @@ def _explain_name(name: str) -> str:
     """Explain a name in a config that is no objective, for instance the name of a task or question."""
     if name in TASKS:
         return f"is the name of a task: write {{{name}: {{}}}}."
-    with_question = f"masked-lm-{suggest(name, QUESTIONS)}"
+    with_question = f"masked-lm-{suggest_name(name, QUESTIONS)}"
     if with_question in OBJECTIVES:
         return f"is unknown; did you mean {with_question}?"
     if name in QUESTIONS:
@@ -63,4 +63,4 @@ def _explain_name(name: str) -> str:
             f"alone, {{texts: {{task: {name}}}}}."
         )
     known = f"there are {', '.join(OBJECTIVES)}."
-    return f"is unknown; {nearest(name, [*OBJECTIVES, *TASKS, *QUESTIONS], known)}"
+    return f"is unknown; {nearest_name_advice(name, [*OBJECTIVES, *TASKS, *QUESTIONS], known)}"

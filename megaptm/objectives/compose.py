@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from megaptm.errors import UserError, describe_invalid_value, missing_space_advice, nearest, shown_value
+from megaptm.errors import UserError, describe_invalid_value, describe_value, missing_space_advice, nearest_name_advice
 from megaptm.objectives.composed import CONSTANT_ONE, Composed, StepValue, Task, values_by_step
 from megaptm.objectives.masked import MaskedLM, MaskedLMWithQuestion
 from megaptm.objectives.named_file import FILE
@@ -20,7 +20,7 @@ from megaptm.objectives.questions import TextQuestion
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.plugins import describe_error, is_builtin, is_plugin, load_plugin
-from megaptm.suggest import suggest
+from megaptm.suggest import suggest_name
 
 STEP_OPTIONS = ("share", "weight")
 COMMON_OPTIONS = ("task", "task_id", "question", "corpora", *STEP_OPTIONS)
@@ -187,7 +187,7 @@ def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
         kind, defaults = type(OBJECTIVES[name]), dict(vars(OBJECTIVES[name]))
     elif name in (*QUESTIONS,):
         kind, defaults = TextQuestion, {"question": name}
-    elif "task" not in options and (mistyped := [key for key in options if suggest(key, ("task",))]):
+    elif "task" not in options and (mistyped := [key for key in options if suggest_name(key, ("task",))]):
         raise UserError(f"objective.{label}: unknown option {mistyped[0]}; did you mean task?")
     else:
         where = f"objective.{label}.task ({name})" if "task" in options else f"objective.{label}"
@@ -196,14 +196,16 @@ def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
                 f"{where} is a named mixture without options, as in objective={name}: to change it, write out "
                 "its tasks."
             )
-        raise UserError(f"{where} is not a task; {nearest(name, [*TASKS, *QUESTIONS])}")
+        raise UserError(f"{where} is not a task; {nearest_name_advice(name, [*TASKS, *QUESTIONS])}")
     own = {key: value for key, value in options.items() if key not in COMMON_OPTIONS}
     names: list[str] = [field.name for field in fields(kind)] if is_dataclass(kind) else []
     default_of = {field.name: field.default for field in fields(kind)} if is_dataclass(kind) else {}
     known = [name for name in names if (kind, name) != (TextQuestion, "question")]  # set by the task name
     for key in own:
         if key not in known:
-            raise UserError(f"objective.{label}: unknown option {key}; {nearest(key, [*known, *COMMON_OPTIONS])}")
+            raise UserError(
+                f"objective.{label}: unknown option {key}; {nearest_name_advice(key, [*known, *COMMON_OPTIONS])}"
+            )
     try:
         if not names:
             return kind()
@@ -218,7 +220,7 @@ def _build_task(label: str, options: Mapping[str, Any]) -> BaseObjective:
             raise UserError(f"objective.{label}: {details['ctx']['error']}") from None
         where = ".".join(map(str, ("objective", label, *details["loc"])))
         if details["type"] == "missing":
-            raise UserError(f"{where} is missing from {shown_value(details['input'])}: add it.") from None
+            raise UserError(f"{where} is missing from {describe_value(details['input'])}: add it.") from None
         raise UserError(f"{where} {describe_invalid_value(details)}") from None
     except UserError:
         raise
@@ -260,7 +262,7 @@ def _parse_questions(label: str, options: Mapping[str, Any], questions: list[str
     if (own := options.get("question")) is None:
         return questions
     if own not in (*QUESTIONS,):
-        raise UserError(f"objective.{label}.question ({own}) is unknown; {nearest(own, QUESTIONS)}")
+        raise UserError(f"objective.{label}.question ({own}) is unknown; {nearest_name_advice(own, QUESTIONS)}")
     return [own]
 
 
@@ -295,7 +297,9 @@ def _parse_weight(where: str, value: Any, loss: str, losses: list[str], default:
     """Return the weight of a loss of a task. None if the mapping names only other losses."""
     if isinstance(value, Mapping) and any(isinstance(key, str) for key in value):
         if unknown := [key for key in value if key not in losses]:
-            raise UserError(f"{where}: {unknown[0]} is not one of its losses; {nearest(str(unknown[0]), losses)}")
+            raise UserError(
+                f"{where}: {unknown[0]} is not one of its losses; {nearest_name_advice(str(unknown[0]), losses)}"
+            )
         return _step_value(f"{where}.{loss}", value[loss]) if loss in value else None
     factor = _step_value(where, value)
     return StepValue(factor.steps, tuple(default * number for number in factor.values))

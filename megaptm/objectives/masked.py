@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from megaptm.batch import IGNORED, BatchSpec, batch_fields
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.objectives.denoise import Denoise, Hide, Show
 from megaptm.objectives.global_tokens import GlobalTokens, mark_global_tokens
 from megaptm.objectives.masking import MASKING_STRATEGIES
@@ -268,7 +268,7 @@ def _find_strategy(option: str, name: str, known: Mapping[str, Callable[..., Any
             ) from None
         return function
     if name not in known:
-        raise UserError(f"{option} ({name}) is unknown; {nearest(name, known)}")
+        raise UserError(f"{option} ({name}) is unknown; {nearest_name_advice(name, known)}")
     return known[name]
 
 

@@ -22,8 +22,8 @@ from megaptm.layers.mask import Mask
 from megaptm.layers.stack import Stack
 from megaptm.models.weight_groups import group_weights
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
-from megaptm.parallel.full_sharding import is_backward
-from megaptm.parallel.groups import device
+from megaptm.parallel.full_sharding import is_in_backward
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.pipeline import Pipeline
@@ -64,7 +64,7 @@ class AttentionLogitsHook(EngineHook):
         stack.register_forward_pre_hook(before_stack, with_kwargs=True)
         for number in stack.numbers:
             name = f"{path}.{number}"
-            self._largest[name] = torch.full((), -torch.inf, device=device())
+            self._largest[name] = torch.full((), -torch.inf, device=rank_device())
             stack[str(number)].register_forward_pre_hook(partial(self._measure, path, name), with_kwargs=True)
 
     @torch.no_grad()
@@ -72,7 +72,7 @@ class AttentionLogitsHook(EngineHook):
         self, path: str, name: str, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
         """Measure a layer before it runs. `arguments`, `named`: those of `Layer.forward`."""
-        if not self._is_measuring or is_backward():  # recomputed layers run again in the backward pass
+        if not self._is_measuring or is_in_backward():  # recomputed layers run again in the backward pass
             return
         layer, values = cast(Layer, layer), LAYER.bind(layer, *arguments, **named).arguments
         x_SBD, position_state = values["x"], values.get("position_state")
@@ -105,7 +105,7 @@ class AttentionLogitsHook(EngineHook):
             names = [name for names in all_gather_object([*self._largest]) for name in names]
             self._group_of = group_weights(names)
         groups = [*dict.fromkeys(self._group_of.values())]
-        largest = torch.full((len(groups),), -torch.inf, device=device())
+        largest = torch.full((len(groups),), -torch.inf, device=rank_device())
         for name, value in self._largest.items():
             index = groups.index(self._group_of[name])
             largest[index] = torch.maximum(largest[index], value)

@@ -14,7 +14,7 @@ from megaptm.checkpoint.files import NotSavedError
 from megaptm.checkpoint.store import GoneError
 from megaptm.errors import UserError
 from megaptm.parallel.collectives import all_gather_object, any_rank_each, barrier
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def _describe_cause(error: BaseException | None) -> tuple[int, str] | None:
 
 def _run_in_thread(work: Callable[[], object]) -> Future[object]:
     future: Future[object] = Future()
-    own = device()
+    own = rank_device()
 
     def run() -> None:
         try:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 
 ALIGNMENT = 8
 """Alignment in bytes of each field of a broadcast micro-batch, so that a tensor of any dtype can start there."""
@@ -28,13 +28,13 @@ def share_batches(microbatches: list[dict[str, Tensor]] | None, group: dist.Proc
     if is_source:
         assert microbatches is not None
         # The GPU copies pinned memory asynchronously while the host launches further work.
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device().type == "cuda")
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=rank_device().type == "cuda")
         fields = [field for batch in microbatches for field in batch.values()]
         for piece, field in zip(flat.split(sizes), fields, strict=True):
             piece[: field.nbytes].view(field.dtype).copy_(field.reshape(-1))
-        flat = flat.to(device(), non_blocking=True)
+        flat = flat.to(rank_device(), non_blocking=True)
     else:
-        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device())
+        flat = torch.empty(sum(sizes), dtype=torch.uint8, device=rank_device())
     dist.broadcast(flat, src=source, group=group)
     pieces = iter(flat.split(sizes))
     return [{name: _view_as(next(pieces), *kind) for name, kind in batch.items()} for batch in layout[0]]

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def any_rank(flag: bool) -> bool:
 
 def any_rank_each(*flags: bool) -> list[bool]:
     """Return `any_rank` of several flags, with one collective."""
-    answers = torch.tensor(flags, dtype=torch.int32, device=device())
+    answers = torch.tensor(flags, dtype=torch.int32, device=rank_device())
     dist.all_reduce(answers, op=dist.ReduceOp.MAX)
     return [bool(answer) for answer in copy_to_host(answers)]
 

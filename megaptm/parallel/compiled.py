@@ -32,7 +32,7 @@ from megaptm.layers.layer import Layer, run
 from megaptm.layers.split import Dropout
 from megaptm.layers.stack import BaseStack
 from megaptm.models.model import Model
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.split import SharedLinear, tensor_rank_rng
 
 BACKEND = "inductor"
@@ -43,7 +43,7 @@ Log = Callable[[str], None]
 
 def should_compile(configured: Literal["auto", True, False]) -> bool:
     """Whether this process compiles layers with torch.compile, by the setting `train.compile`."""
-    return device().type == "cuda" and _is_reproducible() if configured == "auto" else configured
+    return rank_device().type == "cuda" and _is_reproducible() if configured == "auto" else configured
 
 
 def _is_reproducible() -> bool:

@@ -18,7 +18,7 @@ from megaptm.layers.context import ContextRanks, UsesContextRanks
 from megaptm.models.embed import SEQUENCE_FIELDS
 from megaptm.models.head_costs import HEADS
 from megaptm.models.model import Model
-from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.groups import Ranks, rank_device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.spec import ModelSpec
 
@@ -71,7 +71,7 @@ class ContextHook(EngineHook):
             else:
                 own[name] = self._context.own_part(batch[name], 1)
         own |= self._own_targets(batch, target_labels) if target_labels else {}
-        pinned = device().type == "cuda"
+        pinned = rank_device().type == "cuda"
         changed = {name for name, values in own.items() if values is not batch.get(name)}
         return {name: values.pin_memory() if pinned and name in changed else values for name, values in own.items()}
 

@@ -29,9 +29,9 @@ from megaptm.errors import UserError
 from megaptm.models.contrast import ContrastHead, gradient_field
 from megaptm.models.head_costs import HEADS
 from megaptm.models.output import ModelOutput
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.hooks import EngineHook
-from megaptm.parallel.pipeline import Pipeline, no_tokens
+from megaptm.parallel.pipeline import Pipeline, zero_token_count
 
 
 class ContrastHook(EngineHook):
@@ -75,12 +75,12 @@ def compare_by_features(
 
     def reduce(output: ModelOutput) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         zero = next(iter(output.features.values())).new_zeros(())
-        return zero, no_tokens(zero), output.features
+        return zero, zero_token_count(zero), output.features
 
     features = pipeline.run(microbatches, reduce, step=step, backward=False, features=True)
     last = pipeline.last
     if not last.chunk.last or last.head is None:
-        return {name: torch.zeros((), device=device()) for name in losses}
+        return {name: torch.zeros((), device=rank_device()) for name in losses}
     heads = {name: cast(ContrastHead, last.head[name]) for name in losses}
     return _compare_samples(heads, features, microbatches, parallel_state.get_data_parallel_group())
 

@@ -9,7 +9,7 @@ from megaptm.batch import MicroBatch
 from megaptm.layers.context import ALONE, ContextRanks
 from megaptm.layers.kernels import describe_device
 from megaptm.layers.varlen import CROSS_OFFSETS, OFFSETS, context_offsets, cross_offsets, document_offsets
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.spec import Family
 
@@ -34,11 +34,11 @@ class DocumentOffsetsHook(EngineHook):
         }
 
     def prepare_batch(self, batch: MicroBatch) -> MicroBatch:
-        here = describe_device(device())
+        here = describe_device(rank_device())
         if here.kind != "cuda":
             return batch
         added = self._find_context_offsets(batch) if self._context.size > 1 else self._find_offsets(batch)
-        pinned = device().type == "cuda"
+        pinned = rank_device().type == "cuda"
         return batch | {
             name: offsets.pin_memory() if pinned else offsets for name, offsets in added.items() if offsets is not None
         }

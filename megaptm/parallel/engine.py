@@ -20,13 +20,13 @@ from megaptm.models.output import ModelOutput
 from megaptm.parallel import state
 from megaptm.parallel.batches import share_batches
 from megaptm.parallel.collectives import copy_to_host
-from megaptm.parallel.groups import device, replica_group
+from megaptm.parallel.groups import rank_device, replica_group
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.initial import Initializer, init_weights
 from megaptm.parallel.loss_scale import LossScale
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
-from megaptm.parallel.pipeline import InnerLosses, Pipeline, no_tokens
+from megaptm.parallel.pipeline import InnerLosses, Pipeline, zero_token_count
 from megaptm.parallel.replicas import check_replicas
 from megaptm.parallel.spikes import Spikes
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, RollBackError, StepResult
@@ -78,7 +78,7 @@ class Engine:
 
     def pieces(self) -> Iterator[TensorPiece]:
         """Yield the pieces of weights and optimizer state that this rank writes to a checkpoint."""
-        yield from state.pieces(self.optimizer, self.ranks)
+        yield from state.optimizer_pieces(self.optimizer, self.ranks)
         if self.loss_scale is not None:
             yield from self.loss_scale.pieces(self.ranks)
         if self.spikes is not None:
@@ -92,7 +92,7 @@ class Engine:
             self.loss_scale.restore(reader)
         if self.spikes is not None:
             self.spikes.restore(reader)
-        state.restore(self.optimizer, reader, step=self._num_updates(step))
+        state.restore_optimizer(self.optimizer, reader, step=self._num_updates(step))
         for hook in self.hooks:
             hook.restore(reader)
 
@@ -199,7 +199,7 @@ class Engine:
         for hook in self.hooks:
             microbatches = microbatches and [hook.prepare_batch(batch) for batch in microbatches]
         shared = share_batches(microbatches, parallel_state.get_tensor_model_parallel_group())
-        return [{name: field.to(device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
+        return [{name: field.to(rank_device(), non_blocking=True) for name, field in batch.items()} for batch in shared]
 
     def _forward_backward(
         self, microbatches: list[MicroBatch], *, step: int | None
@@ -218,7 +218,7 @@ class Engine:
             terms = torch.stack(
                 [output.losses[name][0] if name in output.losses else scale.new_zeros(()) for name in self.losses]
             )
-            return (terms * scale).sum(), no_tokens(terms), terms.detach()
+            return (terms * scale).sum(), zero_token_count(terms), terms.detach()
 
         with ExitStack() as stack:
             known: dict[str, Tensor] = {}
@@ -250,7 +250,7 @@ class Engine:
     ) -> tuple[dict[str, float], dict[str, int]]:
         """Return mean and label count of each loss over the global batch. `known`: sums over this rank's samples that
         hooks computed."""
-        total = torch.zeros(len(self.losses), dtype=torch.float64, device=device())
+        total = torch.zeros(len(self.losses), dtype=torch.float64, device=rank_device())
         for terms in reduced:
             total += terms.double()
         for index, name in enumerate(self.losses):
@@ -270,4 +270,4 @@ class Engine:
 
 def _on_device(values: Iterable[float]) -> Tensor:
     """Create a tensor on the device from numbers of the host. A copy would wait for all kernels launched before it."""
-    return torch.stack([torch.full((), value, dtype=torch.float64, device=device()) for value in values])
+    return torch.stack([torch.full((), value, dtype=torch.float64, device=rank_device()) for value in values])

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from megaptm.errors import UserError
 from megaptm.layers.stack import BaseStack
 from megaptm.models.model import Model
-from megaptm.parallel.groups import device, replica_group
+from megaptm.parallel.groups import rank_device, replica_group
 
 ALIGNMENT = 64
 """Alignment of parameters in their flat tensor, in elements, for kernels that read aligned memory."""
@@ -65,12 +65,14 @@ class FlatParameters:
             starts.append(starts[-1] + -(-parameter.numel() // ALIGNMENT) * ALIGNMENT)  # type: ignore[union-attr]
         ranks, rank = dist.get_world_size(group), dist.get_rank(group)
         length = -(-starts[-1] // ranks)
-        self._full_P = torch.empty(length * ranks, dtype=self.dtype, device=device())
-        self._full_gradient_P = torch.empty(length * ranks, device=device())
-        self.master_R = torch.zeros(length, device=device())
-        self.gradient_R = torch.zeros(length, device=device())
+        self._full_P = torch.empty(length * ranks, dtype=self.dtype, device=rank_device())
+        self._full_gradient_P = torch.empty(length * ranks, device=rank_device())
+        self.master_R = torch.zeros(length, device=rank_device())
+        self.gradient_R = torch.zeros(length, device=rank_device())
         self._shard_R = (
-            self.master_R if self.dtype == torch.float32 else torch.zeros(length, dtype=self.dtype, device=device())
+            self.master_R
+            if self.dtype == torch.float32
+            else torch.zeros(length, dtype=self.dtype, device=rank_device())
         )
         self._pending: tuple[dist.Work, Tensor] | None = None
         self._gathering: dist.Work | None = None
@@ -246,7 +248,7 @@ class FullySharded:
 
         def before_forward(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             unit.each(FlatParameters.gather)
-            if not is_backward():  # in a recomputation, the backward pass prefetches
+            if not is_in_backward():  # in a recomputation, the backward pass prefetches
                 self._prefetch_layer(number + 1)
             return _call_after_backward(lambda: self._after_backward(unit), inputs)
 
@@ -254,7 +256,7 @@ class FullySharded:
             for tensor in output if isinstance(output, tuple) else (output,):
                 if isinstance(tensor, Tensor) and tensor.requires_grad:
                     tensor.register_hook(lambda _: self._before_backward(number, unit))
-            if not is_backward():
+            if not is_in_backward():
                 unit.each(FlatParameters.release)
 
         layer.register_forward_pre_hook(before_forward)
@@ -332,7 +334,7 @@ def is_sharded(parameter: Tensor) -> bool:
 
 
 @torch.no_grad()
-def write(parameter: Tensor, value: Tensor) -> None:
+def write_parameter(parameter: Tensor, value: Tensor) -> None:
     """Set a parameter to a full value; if it is fully sharded, set only this rank's range."""
     if is_sharded(parameter):
         own = own_range(parameter)
@@ -372,7 +374,7 @@ def _add_to_main_grad(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def is_backward() -> bool:
+def is_in_backward() -> bool:
     """Whether a backward pass runs in this thread, which may repeat forward passes of layers."""
     return torch._C._current_graph_task_id() != -1
 
@@ -396,11 +398,11 @@ def _allocate_frozen(model: nn.Module) -> None:
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None and parameter.is_meta:
-                memory = torch.empty_like(parameter, device=device())
+                memory = torch.empty_like(parameter, device=rank_device())
                 module._parameters[name] = nn.Parameter(memory, requires_grad=False)
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.is_meta:
-                module._buffers[name] = torch.empty_like(buffer, device=device())
+                module._buffers[name] = torch.empty_like(buffer, device=rank_device())
 
 
 def _has_memory(tensor: Tensor) -> bool:

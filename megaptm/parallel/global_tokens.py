@@ -5,7 +5,7 @@ from __future__ import annotations
 from megaptm.batch import MicroBatch
 from megaptm.layers.mask import GLOBAL_POSITIONS
 from megaptm.layers.sparse import global_positions
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.hooks import EngineHook
 
 FIELD = "global_tokens"
@@ -23,6 +23,6 @@ class GlobalTokensHook(EngineHook):
             if field.endswith(FIELD):
                 positions = global_positions(batch[field])
                 added[f"{field.removesuffix(FIELD)}{GLOBAL_POSITIONS}"] = (
-                    positions.pin_memory() if device().type == "cuda" else positions
+                    positions.pin_memory() if rank_device().type == "cuda" else positions
                 )
         return batch | added

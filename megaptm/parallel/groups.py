@@ -57,12 +57,12 @@ class Ranks:
         return self.data_size * self.context_size
 
 
-def device() -> torch.device:
+def rank_device() -> torch.device:
     """Return the device of this process: its GPU, or the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
-def join(
+def join_process_group(
     *,
     rank: int,
     world: int,
@@ -147,7 +147,7 @@ def open_groups(layout: Layout, *, timeout_minutes: float = 30.0) -> Ranks:
     # Its random tracker compares the CPU generator before and after a region; on a CPU they are the same generator.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     close_groups()
-    with _share_groups() if device().type == "cpu" else nullcontext():
+    with _share_groups() if rank_device().type == "cpu" else nullcontext():
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=layout.tensor,
             pipeline_model_parallel_size=layout.pipeline,
@@ -199,7 +199,7 @@ def replica_group() -> dist.ProcessGroup:
     return group
 
 
-def leave() -> None:
+def leave_process_group() -> None:
     """Close all process groups and leave torch.distributed."""
     close_groups()
     dist.destroy_process_group()

@@ -15,7 +15,7 @@ from torch import Tensor
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.errors import UserError
 from megaptm.models.initial import initial_values
-from megaptm.parallel.full_sharding import write
+from megaptm.parallel.full_sharding import write_parameter
 from megaptm.parallel.stage import Stage
 from megaptm.spec import ModelSpec
 
@@ -36,7 +36,7 @@ def init_weights(stage: Stage, *, seed: int, initializer: Initializer | None = N
     for (placement, parameter), value in zip(placed, values, strict=True):
         if initializer is not None:
             value = initializer(placement.name, value)
-        write(parameter, placement.local_part(value, tuple(parameter.shape)))
+        write_parameter(parameter, placement.local_part(value, tuple(parameter.shape)))
 
 
 def checkpoint_initializer(reader: TensorReader, spec: ModelSpec) -> Initializer:

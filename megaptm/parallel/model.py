@@ -82,7 +82,7 @@ def build_parallel_model(
     """Create the process groups of the layout, and build this rank's part of the model, without values of its weights.
 
     - `losses`: losses to train; the heads of other losses are frozen.
-    - `timeout_minutes`: time limit of collectives, the same as for `groups.join`.
+    - `timeout_minutes`: time limit of collectives, the same as for `groups.join_process_group`.
     - `global_tokens`: whether batches mark global tokens. If not, the projections of global tokens are frozen.
     - `attention_kernel`: one of `layers.kernel_choice.KERNELS`, or `auto`.
     - `compiles`: whether torch.compile compiles the layers.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megaptm.models.weight_groups import group_weights
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.model import ParallelModel
 from megaptm.parallel.optimizers import Optimizer
@@ -78,5 +78,5 @@ class NormsHook(EngineHook):
 def _sum_squares(tensors: list[Tensor]) -> Tensor:
     """Return the sum of squares of each tensor, float64."""
     if not tensors:
-        return torch.zeros(0, dtype=torch.float64, device=device())
+        return torch.zeros(0, dtype=torch.float64, device=rank_device())
     return torch.stack(torch._foreach_norm(tensors)).double().square()

@@ -65,7 +65,7 @@ class Pipeline:
         return reduced
 
 
-def no_tokens(like: Tensor) -> Tensor:
+def zero_token_count(like: Tensor) -> Tensor:
     """Return a token count of zero. megatron-core's schedules would divide by it, but losses are already divided."""
     return torch.zeros((), dtype=torch.int, device=like.device)
 

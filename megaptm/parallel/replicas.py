@@ -19,7 +19,7 @@ from torch import Tensor
 from megaptm.errors import FailureError
 from megaptm.node import node_name
 from megaptm.parallel.collectives import all_gather_object, copy_to_host
-from megaptm.parallel.groups import Ranks, device, replica_group
+from megaptm.parallel.groups import Ranks, rank_device, replica_group
 
 BITS = {2: torch.int16, 4: torch.int32}
 """Integer types with as many bits as a weight, by bytes."""
@@ -37,13 +37,13 @@ def check_replicas(weights: Mapping[str, Tensor], copied: Collection[str], ranks
 
     `weights`: name -> values, the same names on all data and tensor ranks of a stage. The cost is one pass over them.
     """
-    empty = torch.empty(0, dtype=torch.int64, device=device())
+    empty = torch.empty(0, dtype=torch.int64, device=rank_device())
     digests_P = torch.cat([empty, *map(_digest, weights.values())])
     differs_P = torch.zeros_like(digests_P, dtype=torch.bool)
     if ranks.replicas > 1:
         differs_P |= _differs(digests_P, replica_group())
     if ranks.tensor_size > 1:
-        is_copied_P = torch.tensor([name in copied for name in weights], dtype=torch.bool, device=device())
+        is_copied_P = torch.tensor([name in copied for name in weights], dtype=torch.bool, device=rank_device())
         differs_P |= _differs(digests_P, parallel_state.get_tensor_model_parallel_group()) & is_copied_P
     number = differs_P.sum()
     dist.all_reduce(number)

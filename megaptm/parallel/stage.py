@@ -24,7 +24,7 @@ from megaptm.models.model import Model, even_chunks
 from megaptm.models.output import ModelOutput
 from megaptm.parallel.context import divide_sequences
 from megaptm.parallel.full_sharding import FullySharded
-from megaptm.parallel.groups import DTYPES, Ranks, device
+from megaptm.parallel.groups import DTYPES, Ranks, rank_device
 from megaptm.parallel.hooks import EngineHook
 from megaptm.parallel.split import Placement, mark_parameters, split_model
 from megaptm.spec import ModelSpec
@@ -146,7 +146,7 @@ def build_stages(
                 module.train_global_projections(global_tokens)
         sharded = FullySharded(model) if layout.full_sharding else None
         if sharded is None:
-            model.to_empty(device=device())
+            model.to_empty(device=rank_device())
         mark_parameters(model, config, placements)
         for module in model.modules():
             if isinstance(module, (Stack, PatternAttend)):

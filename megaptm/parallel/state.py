@@ -28,7 +28,7 @@ from megaptm.parallel.optimizers import (
 )
 
 
-def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
+def optimizer_pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
     """Yield the pieces of weights and optimizer state that this rank writes; exactly one rank writes each element of
     each tensor."""
     optimizer.prepare_to_save()
@@ -43,7 +43,7 @@ def pieces(optimizer: Optimizer, ranks: Ranks) -> Iterator[TensorPiece]:
                 yield TensorPiece(f"{kind}/{part.placement.name}", shape, box.offset, box.shape, data)
 
 
-def restore(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
+def restore_optimizer(optimizer: Optimizer, reader: TensorReader, *, step: int) -> None:
     """Restore weights and optimizer state from a checkpoint of any layout, written after `step` updates."""
     names = {*reader.names()} if optimizer.settings.ema_decay is not None else set()
     with torch.no_grad():

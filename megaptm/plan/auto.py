@@ -10,7 +10,7 @@ from typing import Any
 from megaptm.config import Config, Layout, UncheckedConfig
 from megaptm.config.phases import steps_title
 from megaptm.config.read import phase_configs
-from megaptm.errors import UserError, read_integer
+from megaptm.errors import UserError, read_integer_variable
 from megaptm.plan.local_machine import find_local_machine
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.search import Candidate, Search, fastest_layout, search_layouts
@@ -39,7 +39,7 @@ def plan_layout(
     config, values = written.load_without_plan(), written.values
     devices: int | None = values.get("devices")
     if devices is None and environ.get("WORLD_SIZE"):
-        devices = read_integer(environ, "WORLD_SIZE")
+        devices = read_integer_variable(environ, "WORLD_SIZE")
     if values.get("machine"):
         machine = load_machine(values["machine"], where="machine")
     try:

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from megaptm.config.schema import Count, Section
 from megaptm.config.shipped import CONFIGS
 from megaptm.config.yamls import read_yaml_file
-from megaptm.errors import UserError, describe_invalid_value, nearest
+from megaptm.errors import UserError, describe_invalid_value, nearest_name_advice
 
 # Plausible ranges of devices, links and disks; outside of them formulas overflow.
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -144,7 +144,7 @@ def known_machines() -> list[str]:
 
 
 def _unknown_machine_message(name: str, where: str) -> str:
-    hint = nearest(name, known_machines(), "use one of {}, or the path of a YAML file.")
+    hint = nearest_name_advice(name, known_machines(), "use one of {}, or the path of a YAML file.")
     return f"{where} {name}: no such machine; {hint}"
 
 

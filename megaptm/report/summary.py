@@ -15,7 +15,7 @@ from megaptm.report.history import History
 from megaptm.run.branch import find_returns, is_abandoned
 from megaptm.run.changes import recorded_changes
 from megaptm.run.time_spent import TimeSpent
-from megaptm.track import upload, view_instructions
+from megaptm.track import upload_metrics, view_instructions
 
 PICTURE = "report/loss.png"
 MEANINGS = {
@@ -41,7 +41,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     history = History.read(run)
     if send:
         track = history.config.track
-        upload(run, uri=track.uri, experiment=track.experiment, loggers=track.loggers)
+        upload_metrics(run, uri=track.uri, experiment=track.experiment, loggers=track.loggers)
     console.print(Text.assemble((run.name, "bold"), f": {history.title}; {history.progress}"))
     if history.origin:
         console.print(Text(history.origin), soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from megaptm.errors import UserError, read_integer, shown
+from megaptm.errors import UserError, quote_value, read_integer_variable
 
 VARIABLE = "MEGAPTM_ATTEMPT"
 """Environment variable that tells a process which start of the run it belongs to, on any machine."""
@@ -40,16 +40,16 @@ class Attempt:
             except (ValueError, RecursionError):
                 attempt = None
             if attempt is None:
-                raise UserError(f"{VARIABLE} ({shown(value)}) is invalid, because no launcher set it: unset it.")
+                raise UserError(f"{VARIABLE} ({quote_value(value)}) is invalid, because no launcher set it: unset it.")
             return attempt
         job = environ.get("SLURM_JOB_ID")
         if job is None:
             return None
         return cls(
             environ.get("MEGAPTM_CHAIN") or job,
-            read_integer(environ, "SLURM_JOB_ID"),
-            read_integer(environ, "SLURM_RESTART_COUNT"),
-            read_integer(environ, START_VARIABLE),
+            read_integer_variable(environ, "SLURM_JOB_ID"),
+            read_integer_variable(environ, "SLURM_RESTART_COUNT"),
+            read_integer_variable(environ, START_VARIABLE),
         )
 
     @classmethod

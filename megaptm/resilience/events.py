@@ -439,10 +439,10 @@ def restarts_since_saved(run: Path) -> int:
 
 def has_rolled_back(run: Path) -> bool:
     """Whether the last start of a run ended because it automatically returned to a checkpoint."""
-    return is_newest(run, BackEvent.kind, START_KINDS)
+    return is_newest_event(run, BackEvent.kind, START_KINDS)
 
 
-def is_newest(run: Path, kind: str, kinds: Collection[str]) -> bool:
+def is_newest_event(run: Path, kind: str, kinds: Collection[str]) -> bool:
     """Whether the newest event of these kinds in the journal is of kind `kind`."""
     known = [event["kind"] for event in read_events(run) if event["kind"] in (*kinds, kind)]
     return known[-1:] == [kind]

@@ -203,10 +203,10 @@ def halted_children() -> list[int]:
         children = psutil.Process().children()
     except psutil.Error:
         return []
-    return [child.pid for child in children if is_halted(child.pid)][:MAX_READERS]
+    return [child.pid for child in children if is_process_halted(child.pid)][:MAX_READERS]
 
 
-def is_halted(pid: int) -> bool:
+def is_process_halted(pid: int) -> bool:
     """Whether a process of this machine is stopped (SIGSTOP, a debugger)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")

@@ -18,7 +18,7 @@ from megaptm.resilience.heartbeat import (
     STACKS,
     Beat,
     beat_seconds,
-    is_halted,
+    is_process_halted,
     read_beats,
     stacks_file,
     write_request,
@@ -107,7 +107,7 @@ class RankState:
     @property
     def halted(self) -> bool:
         """Whether the process of a rank is stopped (SIGSTOP), as far as known; False on another machine."""
-        return self.local_pid is not None and is_halted(self.local_pid)
+        return self.local_pid is not None and is_process_halted(self.local_pid)
 
     @property
     def halted_readers(self) -> Sequence[int]:

@@ -26,7 +26,7 @@ from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import saved_recipe, write_recipe
 from megaptm.run.changes import compare_configs
 from megaptm.run.folder import CONFIG, absolute_path, require_run
-from megaptm.run.submission import SCRIPT, refuse_queued
+from megaptm.run.submission import SCRIPT, refuse_queued_run
 
 MAX_ROLL_BACKS = 3
 """Number of returns to one checkpoint because of spikes. Then the text is not their cause."""
@@ -73,7 +73,7 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
         )
     compare_configs(returned, continued, change=change, done=step).refuse_changes()
     if (run / SCRIPT).exists():
-        refuse_queued(run)
+        refuse_queued_run(run)
     with RunLock(run, file=LAUNCH_FILE), RunLock(run) as lock, Events(run, fence=lock.require_held) as events:
         store, last = Store(run, fence=lock.is_held), last_saved_step(run)
         store.load(step)  # raises if it was removed in the meantime

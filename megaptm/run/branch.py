@@ -38,7 +38,7 @@ from megaptm.resilience.events import (
     read_events,
 )
 from megaptm.resilience.lock import RunLock
-from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute_path, discard_unused
+from megaptm.run.folder import CONFIG, WAIT_SECONDS, absolute_path, discard_unused_run
 from megaptm.run.selected import SelectedCheckpoint
 from megaptm.storage import JournalFile, refuse_link, write_atomically
 from megaptm.track import read_metrics
@@ -187,7 +187,7 @@ def created_branch(branch: Branch | None, *, is_creator: bool = True) -> Iterato
         yield
     except UserError:
         if branch is not None and is_new:
-            discard_unused(branch.run)
+            discard_unused_run(branch.run)
         raise
 
 

@@ -29,7 +29,7 @@ from megaptm.resilience.events import (
     last_saved_step,
     read_events,
 )
-from megaptm.run.compatibility import content_hash
+from megaptm.run.compatibility import file_content_hash
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import Cache
 
@@ -182,7 +182,7 @@ def find_moved(previous: Config, config: Config) -> dict[str, str]:
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
         hashes = _string_entries(read_newest_state(Path(config.run)).get("files"))
         with suppress(OSError, UserError):  # an unreadable file is reported by other code
-            moved |= {old[label]: new[label] for label in renamed if content_hash(new[label]) == hashes.get(label)}
+            moved |= {old[label]: new[label] for label in renamed if file_content_hash(new[label]) == hashes.get(label)}
     return moved
 
 

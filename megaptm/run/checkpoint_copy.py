@@ -22,11 +22,11 @@ from megaptm.storage import (
     file_size,
     join_path,
     list_files,
+    quote_value,
     read_file,
     read_json_object,
     refuse_link,
     remove_file,
-    shown,
     upload,
     validate_file_name,
 )
@@ -105,7 +105,7 @@ def last_copied_step(source: str) -> int | None:
         return None
     content = read_file(latest)[:20].decode(errors="replace")
     if not content.isdecimal():
-        raise UserError(f"{latest} is not a step ({shown(content)}): write there the step to continue from.")
+        raise UserError(f"{latest} is not a step ({quote_value(content)}): write there the step to continue from.")
     return int(content)
 
 

@@ -12,14 +12,14 @@ from megaptm.errors import UserError
 from megaptm.objectives.compose import named_files
 from megaptm.run.held_out import entries_by_step
 from megaptm.spec import LayerlessSpec, ModelSpec
-from megaptm.storage import regular_file, shown
+from megaptm.storage import quote_value, regular_file
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.store import Store
     from megaptm.config import Config
 
 
-def compatibility(spec: ModelSpec | LayerlessSpec, tokenizer: str | None) -> dict[str, Any]:
+def compatibility_record(spec: ModelSpec | LayerlessSpec, tokenizer: str | None) -> dict[str, Any]:
     """Return what must not change if training continues from a checkpoint: model shape and tokenizer fingerprint.
 
     The fingerprint is None for an import without a tokenizer, which takes the tokenizer of its corpus.
@@ -45,9 +45,9 @@ def compatibility(spec: ModelSpec | LayerlessSpec, tokenizer: str | None) -> dic
 
 def refuse_other_model(checkpoint: Checkpoint, expected: dict[str, Any]) -> None:
     """Raise `UserError` if the checkpoint has another model or tokenizer."""
-    model = read_state(checkpoint, "model")
+    model = read_checkpoint_state(checkpoint, "model")
     differences = [
-        f"its {name} is {shown(model.get(name))}, the config's is {value}"
+        f"its {name} is {quote_value(model.get(name))}, the config's is {value}"
         for name, value in expected["model"].items()
         if _as_json(model.get(name)) != _as_json(value)
     ]
@@ -73,7 +73,7 @@ def _as_json(value: Any) -> Any:
     return [_as_json(item) for item in value] or None if isinstance(value, list | tuple) else value or None
 
 
-def changes_data(config: Config, checkpoint: Checkpoint) -> bool:
+def continues_with_other_data(config: Config, checkpoint: Checkpoint) -> bool:
     """Whether the config continues a checkpoint with other data."""
     return config.data.cursors is not None and config.data.cursors.step == checkpoint.step
 
@@ -82,9 +82,9 @@ def refuse_other_text(checkpoint: Checkpoint, corpora: Mapping[str, str], *, may
     """Raise `UserError` if a corpus was rebuilt, because its samples differ from those already read.
 
     `corpora`: path -> id of the manifest. A corpus may have been moved to a path that the checkpoint does not have.
-    `may_change`: corpora may also be added and removed (`changes_data`).
+    `may_change`: corpora may also be added and removed (`continues_with_other_data`).
     """
-    recorded = read_state(checkpoint, "corpora")
+    recorded = read_checkpoint_state(checkpoint, "corpora")
     moved = {identity for path, identity in corpora.items() if path not in recorded}
     for path, identity in recorded.items():
         if corpora.get(path, identity if may_change or str(identity) in moved else None) != identity:
@@ -118,10 +118,10 @@ def refuse_earlier_phase(checkpoint: Checkpoint, config: Config) -> None:
 def objective_files(config: Config) -> dict[str, str]:
     """Return the hashes of files in task options (similar words, meanings, retrieved documents): `masked-lm.similar` ->
     sha256."""
-    return {name: content_hash(path) for name, path in named_files(config.objective).items()}
+    return {name: file_content_hash(path) for name, path in named_files(config.objective).items()}
 
 
-def content_hash(path: str) -> str:
+def file_content_hash(path: str) -> str:
     """Return the sha256 of a file that a run's config names."""
     with regular_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -129,8 +129,8 @@ def content_hash(path: str) -> str:
 
 def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str], *, may_change: bool = False) -> None:
     """Raise `UserError` if a file in task options has changed, because samples would differ from those of an
-    uninterrupted run. `may_change`: the config continues the run with other data (`changes_data`)."""
-    for name, known in read_state(checkpoint, "files").items():
+    uninterrupted run. `may_change`: the config continues the run with other data (`continues_with_other_data`)."""
+    for name, known in read_checkpoint_state(checkpoint, "files").items():
         if files.get(name) != known and not may_change:
             raise UserError(
                 f"objective.{name} is not the file that {checkpoint.folder} was trained with: restore that file, or "
@@ -159,7 +159,7 @@ def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
 
 
 def _differing_skips(checkpoint: Checkpoint, skip: Mapping[int, int]) -> list[int]:
-    train = read_state(checkpoint, "config").get("train")
+    train = read_checkpoint_state(checkpoint, "config").get("train")
     recorded = train.get("skip_batches") if isinstance(train, dict) else None
     skipped = entries_by_step(recorded, int)  # an invalid value counts as no skipped batches
     return sorted({step for step, _ in skipped.items() ^ skip.items() if step < checkpoint.step})
@@ -178,11 +178,11 @@ def recorded_layout(checkpoint: Checkpoint) -> dict[str, Any]:
     return sizes
 
 
-def read_state(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+def read_checkpoint_state(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     """Return part of the trainer's state in a checkpoint; empty if absent."""
     state = checkpoint.state.get(name, {})
     if not isinstance(state, dict):
         raise UserError(
-            f"{checkpoint.folder}: {name} in its state is {shown(state)}, not a mapping: use another checkpoint."
+            f"{checkpoint.folder}: {name} in its state is {quote_value(state)}, not a mapping: use another checkpoint."
         )
     return state

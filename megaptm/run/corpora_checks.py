@@ -16,7 +16,7 @@ from megaptm.data import Mix
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.hooks import run_hooks
-from megaptm.run.initial import check_initial
+from megaptm.run.initial import check_initial_run
 from megaptm.tokenizers import Tokenizer
 
 
@@ -61,7 +61,7 @@ def _check_phase(config: Config) -> Tokenizer:
     for hook in run_hooks(config):
         hook.check(config, corpora.tokenizer)
     if config.train.init_from is not None:
-        check_initial(config, corpora.tokenizer)
+        check_initial_run(config, corpora.tokenizer)
     if config.built_objective.unit == "pairs":  # the number of pairs is only known after counting
         corpora.check()
         return corpora.tokenizer

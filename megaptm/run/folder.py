@@ -44,12 +44,12 @@ from megaptm.run.changes import ConfigComparison, compare_configs, find_moved_co
 from megaptm.run.continuation import continue_config, with_due_phases
 from megaptm.run.corpora import corpus_cache, corpus_vocabulary
 from megaptm.run.hooks import run_hooks
-from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued
+from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued_run
 from megaptm.run.uploads import refuse_untrusted_uploads, trust_uploads
 from megaptm.storage import refuse_link, write_atomically
 from megaptm.track.journal import FILE as METRICS
 from megaptm.track.loggers import refuse_missing_packages
-from megaptm.track.uri import TYPED_URI, default_uri, trust_typed_uri
+from megaptm.track.uri import TYPED_URI, default_tracking_uri, trust_typed_uri
 
 CONFIG = "config.yaml"
 VERIFIED = "verified"
@@ -224,7 +224,7 @@ def _absolute_value(key: str, value: Any) -> Any:
 
 def _saved_config(run: Path) -> Config | None:
     """Return the initial config of a run that has a checkpoint, or None."""
-    with contextlib.suppress(UserError):  # `prepare` reports a damaged folder
+    with contextlib.suppress(UserError):  # `prepare_run_folder` reports a damaged folder
         if os.path.isfile(run / CONFIG) and has_checkpoint(run):
             return load_run_config(run / CONFIG)
     return None
@@ -233,7 +233,7 @@ def _saved_config(run: Path) -> Config | None:
 @contextlib.contextmanager
 def exclusive_start(config: Config, *, attempt: Attempt | None = None) -> Iterator[None]:
     """Lock out other commands that start the run. They are rejected before they write to the folder."""
-    check_start(config)
+    check_run_start(config)
     run = Path(config.run)
     with ExitStack() as locks:
         with _folder_errors_as_user_errors(run):
@@ -251,7 +251,7 @@ def _folder_errors_as_user_errors(run: Path) -> Iterator[None]:
         raise UserError(describe_folder_error(run, error)) from None
 
 
-def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = None) -> Path:
+def prepare_run_folder(config: Config, *, change: bool = False, attempt: Attempt | None = None) -> Path:
     """Create the run folder and write the config; raise `UserError` if the run was started with an incompatible one.
     `change`: as in `read_config`."""
     run = Path(config.run)
@@ -259,13 +259,13 @@ def prepare(config: Config, *, change: bool = False, attempt: Attempt | None = N
     for name in OWN_NAMES:
         refuse_link(run / name)
     _refuse_other_checkpoints(run)
-    check_start(config)
+    check_run_start(config)
     if config.track.enabled:
         refuse_missing_packages(config.track.loggers)
         if "mlflow" in config.track.loggers and config.track.uri is None:
-            default_uri(run)  # raises if there can be no default
+            default_tracking_uri(run)  # raises if there can be no default
     if (run / SCRIPT).exists():
-        refuse_queued(run)
+        refuse_queued_run(run)
     with _folder_errors_as_user_errors(run), RunLock(run, attempt=attempt), Events(run) as events:
         if (run / CONFIG).exists() and has_checkpoint(run):
             previous = enter_due_phases(run, _without_removed_phases(load_run_config(run / CONFIG), config), events)
@@ -307,7 +307,7 @@ def _record_changes(comparison: ConfigComparison, events: Events) -> None:
         print(printable(line), file=sys.stderr, flush=True)
 
 
-def find_differences(config: Config) -> ConfigComparison:
+def find_config_differences(config: Config) -> ConfigComparison:
     """Compare a config with that of the run that it continues, without changing anything."""
     if (previous := _saved_config(Path(config.run))) is None:
         return ConfigComparison(config.run)
@@ -346,7 +346,7 @@ def _config_hash(run: Path) -> str:
     return hashlib.sha256(written).hexdigest()
 
 
-def check_start(config: Config) -> None:
+def check_run_start(config: Config) -> None:
     """Raise `UserError` if the run's folder has files but is not the folder of a run, or if a phase of training would
     start before the end of the phase that it continues."""
     with _folder_errors_as_user_errors(Path(config.run)):
@@ -396,7 +396,7 @@ def log_launch(run: Path) -> None:
         events.write(LaunchEvent(command=sys.argv, version=__version__, host=host, pid=pid))
 
 
-def discard_unused(run: Path) -> None:
+def discard_unused_run(run: Path) -> None:
     """Remove the folder of a run that failed before its first step, unless another job uses it.
 
     A checkpoint counts even if the journal has lost it, but not that of a branch's source.

@@ -12,7 +12,7 @@ from typing import Any
 from megaptm.config import Config
 from megaptm.config.schema import KeepConfig
 from megaptm.config.validation_rules import MIX, PREFIX, validation_set_of
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.storage import is_number_or_nan
 
 FIELD = "held_out"
@@ -27,7 +27,7 @@ class HeldOutLoss:
     phases with different data or objectives are not compared."""
 
     recipe: Mapping[str, str] = field(default_factory=dict)
-    """Hashes of what the present losses depend on besides the weights (`data_recipes`)."""
+    """Hashes of what the present losses depend on besides the weights (`held_out_recipes`)."""
     last: float | None = None
     """Last validation loss of the mix."""
     rose: int | None = None
@@ -56,7 +56,7 @@ class HeldOutLoss:
         self.losses = {name: entries_by_step(values, int | float) for name, values in losses.items()}
         self.recipes = entries_by_step(state.get("recipes"), dict)
         is_same = self.recipes.get(max(self.recipes, default=0), self.recipe).get(MIX) == self.recipe.get(MIX)
-        self.last = read_loss(last) if is_same else None
+        self.last = read_saved_loss(last) if is_same else None
 
     def retained_steps(self, steps: Iterable[int], keep: KeepConfig) -> set[int]:
         """Return those of some steps whose checkpoints `checkpoint.keep` retains besides the newest and the tagged: the
@@ -84,7 +84,7 @@ class HeldOutLoss:
         return str(self.recipes.get(step, {}).get(validation_set_of(metric), ""))
 
 
-def read_loss(value: Any) -> float | None:
+def read_saved_loss(value: Any) -> float | None:
     """Return a loss in a checkpoint's state; None if the value is no number of a float's size, infinity or NaN."""
     return float(value) if is_number_or_nan(value) else None
 
@@ -99,7 +99,7 @@ def entries_by_step(values: Any, kind: Any) -> dict[int, Any]:
     }
 
 
-def data_recipes(config: Config) -> dict[str, str]:
+def held_out_recipes(config: Config) -> dict[str, str]:
     """Return for the mix and for each validation set a hash of what its losses depend on besides the weights: samples,
     their length, and objective."""
 
@@ -124,4 +124,4 @@ def refuse_unknown_metric(key: str, metric: str, config: Config, losses: Collect
     known = [f"{PREFIX}{name}" for name in names]
     known += [f"{PREFIX}{own}/{name}" for own in config.data.validation_sets for name in names]
     if metric not in known:
-        raise UserError(f"{key} ({metric}) is no metric of this run; {nearest(metric, known)}")
+        raise UserError(f"{key} ({metric}) is no metric of this run; {nearest_name_advice(metric, known)}")

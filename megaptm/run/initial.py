@@ -26,7 +26,7 @@ def initial_run(config: Config) -> OtherRun | None:
     return OtherRun("train.init_from", Path(config.train.init_from), "train.init_step", config.train.init_step)
 
 
-def check_initial(config: Config, tokenizer: Tokenizer | None) -> None:
+def check_initial_run(config: Config, tokenizer: Tokenizer | None) -> None:
     """Raise `UserError` if a new run cannot start from `train.init_from`.
 
     Reasons: it has no checkpoint, its model differs in more than `find_difference` allows, or its tokenizer differs

@@ -8,11 +8,11 @@ from pathlib import Path
 from megaptm.checkpoint.committed import find_committed, newest_step
 from megaptm.config import Config, resolve_spec
 from megaptm.errors import UserError
-from megaptm.run.compatibility import compatibility
+from megaptm.run.compatibility import compatibility_record
 from megaptm.run.folder import CONFIG
-from megaptm.run.saved_model import config_at
+from megaptm.run.saved_model import saved_config
 from megaptm.spec import ModelSpec
-from megaptm.storage import shown
+from megaptm.storage import quote_value
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -58,14 +58,14 @@ class OtherRun:
     @property
     def config(self) -> Config:
         """Return the config of the other run, with the options of attention of its selected checkpoint."""
-        return config_at(self.folder, self.step)
+        return saved_config(self.folder, self.step)
 
     def find_difference(self, spec: ModelSpec) -> tuple[str, str, str] | None:
         """Return the first difference between the other run's model and `spec`: name, value in `spec`, value in the
         run. None if they are equal."""
-        expected, actual = (compatibility(model, "")["model"] for model in (spec, resolve_spec(self.config)))
+        expected, actual = (compatibility_record(model, "")["model"] for model in (spec, resolve_spec(self.config)))
         names = (name for name in expected if actual.get(name) != expected[name])
-        return next(((name, shown(expected[name]), shown(actual.get(name))) for name in names), None)
+        return next(((name, quote_value(expected[name]), quote_value(actual.get(name))) for name in names), None)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise `UserError` if the other run has another tokenizer."""

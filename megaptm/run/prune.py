@@ -10,7 +10,7 @@ from megaptm.checkpoint.store import Store
 from megaptm.config import UncheckedConfig
 from megaptm.errors import UserError
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
-from megaptm.run.compatibility import read_state
+from megaptm.run.compatibility import read_checkpoint_state
 from megaptm.run.folder import CONFIG, require_run
 from megaptm.run.held_out import FIELD, HeldOutLoss
 
@@ -37,5 +37,5 @@ def open_pruned(run: Path, overrides: Sequence[str] = ()) -> Iterator[Store]:
                     f"the newest checkpoint is damaged ({checkpoint}), so earlier ones are not removed: continue the "
                     "run, or put an undamaged copy there."
                 )
-            held_out.restore(read_state(checkpoint, FIELD))
+            held_out.restore(read_checkpoint_state(checkpoint, FIELD))
         yield store

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from megaptm.config import Layout
-from megaptm.errors import UserError, read_integer
+from megaptm.errors import UserError, read_integer_variable
 from megaptm.schedulers.slurm.environment import torch_variables
 
 LISTENER = "MEGAPTM_RENDEZVOUS_FD"
@@ -35,7 +35,7 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         # Uses variables of the step: a batch script itself has SLURM_PROCID=0 and the job's SLURM_NTASKS, but is no
         # rank.
-        if "SLURM_PROCID" not in environ or read_integer(environ, "SLURM_STEP_NUM_TASKS", 1) == 1:
+        if "SLURM_PROCID" not in environ or read_integer_variable(environ, "SLURM_STEP_NUM_TASKS", 1) == 1:
             return None
         environ.update({name: value for name, value in torch_variables(environ).items() if name not in environ})
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
@@ -43,19 +43,19 @@ def worker_environment(environ: MutableMapping[str, str] = os.environ) -> RankEn
         raise UserError(
             f"{missing[0]} is not set, but other environment variables of a launcher are: set it, or unset RANK."
         )
-    world = read_integer(environ, "WORLD_SIZE")
-    rank = read_integer(environ, "RANK", maximum=max(0, world - 1))
-    read_integer(environ, "MASTER_PORT", maximum=65_535)  # validated here, used by torch
+    world = read_integer_variable(environ, "WORLD_SIZE")
+    rank = read_integer_variable(environ, "RANK", maximum=max(0, world - 1))
+    read_integer_variable(environ, "MASTER_PORT", maximum=65_535)  # validated here, used by torch
     listener = environ.pop(LISTENER, None)  # must not be inherited
     return RankEnvironment(
         rank=rank,
         world=world,
-        local_rank=read_integer(environ, "LOCAL_RANK", rank),
+        local_rank=read_integer_variable(environ, "LOCAL_RANK", rank),
         listener=None if listener is None else int(listener),
     )
 
 
-def check_processes(rank_env: RankEnvironment, layout: Layout) -> None:
+def check_world_size(rank_env: RankEnvironment, layout: Layout) -> None:
     """Raise `UserError` if the number of processes does not match the layout."""
     if rank_env.world == layout.processes:
         return

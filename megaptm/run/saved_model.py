@@ -29,7 +29,7 @@ def with_saved_attention(config: Config, state: Mapping[str, Any], folder: Path)
     return config.model_copy(update={"model": changed})
 
 
-def config_at(run: Path, step: int | None) -> Config:
+def saved_config(run: Path, step: int | None) -> Config:
     """Return the config of a run with the options of attention of the checkpoint at `step` (None: the newest), if there
     is one."""
     config, folders = load_run_config(run / CONFIG), find_committed(run)

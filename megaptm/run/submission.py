@@ -37,7 +37,7 @@ def check_submitted(path: Path) -> None:
         raise UserError(f"{path} was changed after this job was submitted with it: submit the run again.")
 
 
-def refuse_queued(run: Path) -> None:
+def refuse_queued_run(run: Path) -> None:
     """Raise `UserError` while a submitted job of the run is pending or running, since it has another config. A process
     of such a job is accepted."""
     jobs = queued_jobs(run)

@@ -16,7 +16,7 @@ MAX_LINE = 1 << 20
 """Maximum characters of a line of a word vector file: rejects files without lines, such as compressed ones."""
 
 
-def with_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
+def with_word_vectors(table_VD: Tensor, path: str, names: Sequence[str]) -> Tensor:
     """Return an embedding table with the word vectors of a file in the rows of its words.
 
     A line is a word and its values, separated by spaces (GloVe). An optional first line has the number of words and the

@@ -1,10 +1,10 @@
 """Files on disk and on object stores behind one interface. Every remote call has a deadline and is retried."""
 
-from megaptm.errors import shown
+from megaptm.errors import quote_value
 from megaptm.storage.atomic_file import (
     AtomicFile,
     created_paths,
-    is_unfinished,
+    is_unfinished_file,
     sync,
     write_atomically,
     write_session,

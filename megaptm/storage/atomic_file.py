@@ -112,7 +112,7 @@ LOCK = ".writing"
 """Lock file in a folder to which several processes write. Each holds it while it writes."""
 
 
-def is_unfinished(path: Path) -> bool:
+def is_unfinished_file(path: Path) -> bool:
     """Whether an entry of a folder is the lock of its writers or an unfinished file."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(SUFFIX))
 

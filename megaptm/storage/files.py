@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from megaptm.errors import FULL_DISK, UserError, describe_path_error, shown
+from megaptm.errors import FULL_DISK, UserError, describe_path_error, quote_value
 from megaptm.storage.atomic_file import AtomicFile
 from megaptm.storage.remote import CHUNK_BYTES, RemoteFile
 from megaptm.storage.retry import RetryPolicy
@@ -59,7 +59,7 @@ def regular_file(name: str | os.PathLike[str]) -> Path:
         path = Path(name).expanduser()
         mode = path.stat().st_mode
     except (ValueError, RuntimeError):  # a name with NUL, or the home of an unknown user
-        raise FileNotFoundError(errno.ENOENT, "Invalid file name", shown(str(name))) from None
+        raise FileNotFoundError(errno.ENOENT, "Invalid file name", quote_value(str(name))) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):

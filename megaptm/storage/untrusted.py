@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, quote_value
 from megaptm.storage.files import regular_file
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def validate_file_name(name: str) -> str:
     Every name from a manifest, an archive or a listing is checked here before it becomes part of a path.
     """
     if name in ("", ".", "..") or FORBIDDEN_CHARACTERS.search(name) or len(name.encode()) > MAX_NAME_BYTES:
-        raise ValueError(f"{shown(name)} is not a plain file name")
+        raise ValueError(f"{quote_value(name)} is not a plain file name")
     return name
 
 

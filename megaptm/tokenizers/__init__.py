@@ -3,6 +3,14 @@
 from megaptm.tokenizers.kinds import KINDS
 from megaptm.tokenizers.special_sets import SPECIALS
 from megaptm.tokenizers.tokenizer import Tokenizer, find_first_tokens, load
-from megaptm.tokenizers.training import check_options, train
+from megaptm.tokenizers.training import check_tokenizer_options, train_tokenizer_on_texts
 
-__all__ = ["KINDS", "SPECIALS", "Tokenizer", "check_options", "find_first_tokens", "load", "train"]
+__all__ = [
+    "KINDS",
+    "SPECIALS",
+    "Tokenizer",
+    "check_tokenizer_options",
+    "find_first_tokens",
+    "load",
+    "train_tokenizer_on_texts",
+]

@@ -77,7 +77,7 @@ def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True)
     With `folds`, the folds of ALBERT and XLNet match their own code: only characters with a combining class are
     removed, and not all marks, which include the vowels of Hindi and Thai; a final sigma is lower-cased as such.
     """
-    parts = flatten(normalizer)
+    parts = flatten_normalizer(normalizer)
     if not any(part["type"] == "Precompiled" for part in parts) or _collapse_groups(parts) != parts:
         return normalizer
     changed: list[NormalizerPart] = []
@@ -94,17 +94,17 @@ def expand_precompiled(normalizer: NormalizerPart | None, *, folds: bool = True)
 def collapse_precompiled(normalizer: NormalizerPart | None) -> NormalizerPart | None:
     """Collapse the components of `expand_precompiled` to `Precompiled` again. The fingerprint and the types of
     components are based on the result."""
-    parts = flatten(normalizer)
+    parts = flatten_normalizer(normalizer)
     collapsed = _collapse_groups(parts)
     if collapsed == parts:
         return normalizer
     return collapsed[0] if len(collapsed) == 1 else {"type": "Sequence", "normalizers": collapsed}
 
 
-def reject_growth(normalizer: NormalizerPart | None) -> None:
+def reject_growing_normalizer(normalizer: NormalizerPart | None) -> None:
     """Raise `ValueError` if a normalizer's replacements turn a character into more than MAX_GROWTH: a short text could
     fill the memory."""
-    parts = flatten(normalizer)
+    parts = flatten_normalizer(normalizer)
     texts = [part.get("content") or part.get("prepend") or "" for part in parts]
     if all(len(text) < 2 for text in texts):
         return
@@ -118,12 +118,12 @@ def reject_growth(normalizer: NormalizerPart | None) -> None:
             raise ValueError(f"its normalizer replaces one character by more than {MAX_GROWTH:,}")
 
 
-def flatten(part: Mapping[str, Any] | None) -> list[Any]:
+def flatten_normalizer(part: Mapping[str, Any] | None) -> list[Any]:
     """Flatten the nested sequences of a normalizer or pre-tokenizer."""
     if part is None:
         return []
     inner = part.get("normalizers", part.get("pretokenizers"))
-    return [part] if inner is None else [deeper for entry in inner for deeper in flatten(entry)]
+    return [part] if inner is None else [deeper for entry in inner for deeper in flatten_normalizer(entry)]
 
 
 @lru_cache(maxsize=4)

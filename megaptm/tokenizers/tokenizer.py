@@ -18,7 +18,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_atomically
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.normalization import collapse_precompiled, expand_precompiled, reject_growth
+from megaptm.tokenizers.normalization import collapse_precompiled, expand_precompiled, reject_growing_normalizer
 from megaptm.tokenizers.special import find_role_names, read_special_tokens
 from megaptm.tokenizers.word_cache import MARK, WordCache, convert_library_errors, ids_and_ends, splits_at_spaces
 
@@ -196,7 +196,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         tokenizer = Tokenizer(content, config)
         _ = tokenizer.kind, tokenizer.special  # parsed here, so that the error names the file
-        reject_growth(content.get("normalizer"))
+        reject_growing_normalizer(content.get("normalizer"))
     except UserError:
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are BaseException

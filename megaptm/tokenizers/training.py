@@ -11,14 +11,14 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.tokenizers.kinds import KINDS, Kind, VocabularyRequest
 from megaptm.tokenizers.special import CONFIG_KEYS
 from megaptm.tokenizers.special_sets import SPECIALS, SpecialSet
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, Tokenizer
 
 
-def train(
+def train_tokenizer_on_texts(
     kind: str,
     texts: Iterable[str],
     *,
@@ -37,7 +37,7 @@ def train(
 
     Defaults are those of the kind and of the special tokens.
     """
-    check_options(kind, specials, lowercase, sentinels, digits)
+    check_tokenizer_options(kind, specials, lowercase, sentinels, digits)
     texts = iter(texts)
     first = next((text for text in texts if text.strip()), None)
     if first is None:
@@ -58,14 +58,14 @@ def train(
     return _with_specials(library, special_set, algorithm, request)
 
 
-def check_options(
+def check_tokenizer_options(
     kind: str, specials: str | None, lowercase: bool | None, sentinels: int | None, digits: bool | None
 ) -> None:
     """Raise `UserError` if the options of training a tokenizer are incompatible."""
     if kind not in KINDS:
-        raise UserError(f"kind ({kind}) is not known; {nearest(kind, KINDS)}")
+        raise UserError(f"kind ({kind}) is not known; {nearest_name_advice(kind, KINDS)}")
     if specials is not None and specials not in SPECIALS:
-        raise UserError(f"specials ({specials}) is not known; {nearest(specials, SPECIALS)}")
+        raise UserError(f"specials ({specials}) is not known; {nearest_name_advice(specials, SPECIALS)}")
     if KINDS[kind].needs_unknown and specials is not None and "unknown" not in SPECIALS[specials].roles:
         usable = ", ".join(name for name, value in SPECIALS.items() if "unknown" in value.roles)
         raise UserError(f"specials ({specials}) has no unknown token, which kind {kind} needs: use one of {usable}.")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from megaptm.errors import UserError
-from megaptm.tokenizers.normalization import collapse_precompiled, flatten
+from megaptm.tokenizers.normalization import collapse_precompiled, flatten_normalizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -194,8 +194,8 @@ def splits_at_spaces(content: Mapping[str, Any], library: tokenizers.Tokenizer) 
         return False
     # The components that replace `Precompiled` work within words, as it does.
     normalizers, pre_tokenizers = (
-        flatten(collapse_precompiled(content.get("normalizer"))),
-        flatten(content.get("pre_tokenizer")),
+        flatten_normalizer(collapse_precompiled(content.get("normalizer"))),
+        flatten_normalizer(content.get("pre_tokenizer")),
     )
     local = all(part.get("type") in NORMALIZERS or _replaces_within_words(part) for part in normalizers)
     local = local and all(part.get("type") in PRE_TOKENIZERS for part in pre_tokenizers)
@@ -228,7 +228,7 @@ def ids_and_ends(
 
 def _splits_at_marks(content: Mapping[str, Any], library: tokenizers.Tokenizer) -> bool:
     """Whether for a tokenizer every ASCII punctuation mark separates words and is a word by itself."""
-    if any(part["type"] not in BY_CHARACTER for part in flatten(content.get("normalizer"))):
+    if any(part["type"] not in BY_CHARACTER for part in flatten_normalizer(content.get("normalizer"))):
         return False
     marks = (mark for mark in string.punctuation)
     return all(

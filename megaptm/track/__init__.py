@@ -2,7 +2,7 @@
 background."""
 
 from megaptm.track.journal import read_metrics
-from megaptm.track.tracker import Tracker, upload
-from megaptm.track.uri import default_uri, view_instructions
+from megaptm.track.tracker import Tracker, upload_metrics
+from megaptm.track.uri import default_tracking_uri, view_instructions
 
-__all__ = ["Tracker", "default_uri", "read_metrics", "upload", "view_instructions"]
+__all__ = ["Tracker", "default_tracking_uri", "read_metrics", "upload_metrics", "view_instructions"]

@@ -21,12 +21,12 @@ from sqlalchemy.engine import make_url
 from megaptm.errors import UserError
 from megaptm.storage import safe_open
 from megaptm.storage.atomic_file import SUFFIX, AtomicFile
-from megaptm.track.uri import database_path
+from megaptm.track.uri import tracking_database_path
 
 
 def ensure_database(uri: str) -> None:
     """Create the MLflow database of `sqlite:///PATH` unless the file exists. Other URIs are left to their servers."""
-    path = database_path(uri)
+    path = tracking_database_path(uri)
     if path is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

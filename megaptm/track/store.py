@@ -15,7 +15,7 @@ from typing import Any
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.track.journal import FILE, UploadState, parse_record
-from megaptm.track.uri import ARTIFACTS, curves_page, default_uri, refuse_foreign_server, refuse_other_scheme
+from megaptm.track.uri import ARTIFACTS, curves_page, default_tracking_uri, refuse_foreign_server, refuse_other_scheme
 
 # MLflow reads these when it is imported or called. With its defaults, one call to a dead server blocks for four
 # minutes.
@@ -59,7 +59,7 @@ class MlflowRun:
 
     def __init__(self, run: Path, state: UploadState) -> None:
         self._run = run
-        uri = state.uri or default_uri(run)
+        uri = state.uri or default_tracking_uri(run)
         refuse_other_scheme(uri)
         refuse_foreign_server(uri)
         ensure_database(uri)

@@ -19,7 +19,7 @@ from megaptm.credentials import brief_message, refuse_credentials
 from megaptm.errors import UserError
 from megaptm.track.journal import FILE, Journal, UploadState, parse_record
 from megaptm.track.loggers import LOGGERS, LoggerRun
-from megaptm.track.uri import default_uri
+from megaptm.track.uri import default_tracking_uri
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Tracker:
             uploader.wake.set()
 
 
-def upload(run: Path, *, uri: str | None, experiment: str, loggers: Sequence[str] = ("mlflow",)) -> None:
+def upload_metrics(run: Path, *, uri: str | None, experiment: str, loggers: Sequence[str] = ("mlflow",)) -> None:
     """Send the missing part of a run's journal to its loggers; raise `UserError` if that fails."""
     run = run.resolve()
     refuse_credentials(uri or "", where="track.uri")
@@ -150,7 +150,7 @@ class Uploader(threading.Thread):
         self._logger = LOGGERS[logger]
         is_mlflow = logger == "mlflow"
         self._state = UploadState.read(run, logger=logger, uri=uri if is_mlflow else None, experiment=experiment)
-        self.title = f"{self._logger.title} at {uri or default_uri(run)}" if is_mlflow else self._logger.title
+        self.title = f"{self._logger.title} at {uri or default_tracking_uri(run)}" if is_mlflow else self._logger.title
         self._closing = False
         self.wake = threading.Event()
         """Event that is set when there are new records to upload."""

@@ -31,7 +31,7 @@ DATABASE_LOGINS = {"postgresql": "PGPASSWORD", "mysql": "MYSQL_PWD"}
 """Environment variable with the password that the client of a database sends to any server, by URI scheme."""
 
 
-def default_uri(run: Path) -> str:
+def default_tracking_uri(run: Path) -> str:
     """Return the MLflow URI of the database beside a run folder. Runs in the same folder share it, so that they can be
     compared."""
     folder = run.absolute().parent
@@ -47,7 +47,7 @@ def default_uri(run: Path) -> str:
     return URL.create("sqlite", database=str(folder / DATABASE)).render_as_string()
 
 
-def database_path(uri: str) -> Path | None:
+def tracking_database_path(uri: str) -> Path | None:
     """Return the file of an MLflow URI `sqlite:///PATH`, as MLflow reads it; None for other URIs."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
@@ -81,7 +81,7 @@ def refuse_foreign_server(uri: str) -> None:
 
 def _find_logins(uri: str) -> list[str]:
     """Return the variables and files with credentials of the user that MLflow would send to this URI."""
-    if not is_server(uri):
+    if not is_tracking_server(uri):
         variable = DATABASE_LOGINS.get(_scheme_of(uri), "")
         return [variable] if os.environ.get(variable) else []
     files = [str(CREDENTIALS)] if CREDENTIALS.expanduser().exists() else []
@@ -103,7 +103,7 @@ def refuse_other_scheme(uri: str) -> None:
     )
 
 
-def is_server(uri: str) -> bool:
+def is_tracking_server(uri: str) -> bool:
     """Whether MLflow would send requests to this URI. Like MLflow, it accepts `HTTP://` and leading spaces."""
     return _origin_of(uri)[0] in ("http", "https")
 
@@ -130,10 +130,10 @@ def view_instructions(run: Path) -> list[str]:
         page = curves_page(state.experiment_id, state.run_id) if state else ""
         if state is None or not page or state.was_copied_to(run):
             return []
-        uri = state.uri or default_uri(run)
+        uri = state.uri or default_tracking_uri(run)
     except (OSError, UserError):
         return []
-    if is_server(uri):
+    if is_tracking_server(uri):
         return [f"{uri.rstrip('/')}/{page}"]
     return [command_line(["ui", "--backend-store-uri", uri], program="mlflow"), f"{DEFAULT_UI_URL}/{page}"]
 

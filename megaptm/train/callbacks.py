@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaptm.config import Config
-from megaptm.errors import UserError, nearest
+from megaptm.errors import UserError, nearest_name_advice
 from megaptm.plugins import PluginError, load_plugin, plugin_error
 from megaptm.track.journal import OWN_METRICS
 
@@ -180,7 +180,7 @@ def _build_callback(name: str, options: Mapping[str, Any]) -> Callback:
     if not isinstance(kind, type) or not issubclass(kind, Callback):
         raise UserError(f"callbacks ({name}) must be a subclass of megaptm.Callback: derive it.")
     for method in (method for method in dir(kind) if method.startswith("on_") and method not in METHODS):
-        raise UserError(f"callbacks ({name}): {method} is never called; {nearest(method, METHODS)}")
+        raise UserError(f"callbacks ({name}): {method} is never called; {nearest_name_advice(method, METHODS)}")
     try:
         return kind(**copy.deepcopy(dict(options)))
     except (Exception, SystemExit) as error:

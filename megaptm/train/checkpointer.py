@@ -35,11 +35,11 @@ from megaptm.resilience.events import (
 from megaptm.resilience.lock import RunLock
 from megaptm.run.back import roll_back
 from megaptm.run.compatibility import (
-    changes_data,
-    compatibility,
+    compatibility_record,
+    continues_with_other_data,
     find_abandoned,
     objective_files,
-    read_state,
+    read_checkpoint_state,
     recorded_layout,
     refuse_earlier_phase,
     refuse_other_files,
@@ -47,7 +47,7 @@ from megaptm.run.compatibility import (
     refuse_other_text,
 )
 from megaptm.run.held_out import FIELD as HELD_OUT
-from megaptm.run.held_out import HeldOutLoss, data_recipes, refuse_unknown_metric
+from megaptm.run.held_out import HeldOutLoss, held_out_recipes, refuse_unknown_metric
 from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -84,7 +84,7 @@ class Checkpointer:
     ) -> None:
         self.config, self.engine, self.spec, self.source = config, engine, spec, source
         self.rank_env, self.events = rank_env, events
-        self.compatibility = compatibility(spec, source.tokenizer.fingerprint)
+        self.compatibility = compatibility_record(spec, source.tokenizer.fingerprint)
         self.extensions = [(hook, hook.state(config)) for hook in run_hooks(config)]
         """Hooks of extensions, whose state checkpoints contain."""
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
@@ -104,7 +104,7 @@ class Checkpointer:
         """Layout that wrote the restored checkpoint."""
         self.has_restored = False
         """Whether there was a checkpoint to restore; the checkpoint of an imported model has step 0."""
-        self.held_out = HeldOutLoss(data_recipes(config))
+        self.held_out = HeldOutLoss(held_out_recipes(config))
         """Validation losses of the run, which checkpoints contain; the training loop updates them."""
         self.token_count = TokenCount.of(source.train.batch, config, spec)
         nodes = all_gather_object(rank_env.local_rank).count(0)
@@ -134,15 +134,15 @@ class Checkpointer:
         if checkpoint is not None:
             refuse_other_model(checkpoint, self.compatibility)
             refuse_earlier_phase(checkpoint, self.config)
-            may_change = changes_data(self.config, checkpoint)
+            may_change = continues_with_other_data(self.config, checkpoint)
             refuse_other_text(checkpoint, self.source.train.corpora, may_change=may_change)
             refuse_other_files(checkpoint, self.files, may_change=may_change)
             for hook, extension in self.extensions:
                 hook.refuse_changes(checkpoint, extension)
             self.layout_before = recorded_layout(checkpoint)
-            self.held_out.restore(read_state(checkpoint, HELD_OUT))
-            self.early_stop.restore(read_state(checkpoint, EARLY_STOP))
-            self.callback_state = read_state(checkpoint, CALLBACKS)
+            self.held_out.restore(read_checkpoint_state(checkpoint, HELD_OUT))
+            self.early_stop.restore(read_checkpoint_state(checkpoint, EARLY_STOP))
+            self.callback_state = read_checkpoint_state(checkpoint, CALLBACKS)
             self.token_count.restore(checkpoint.step, checkpoint.state.get(TOKENS))
         self.source.count()
         if checkpoint is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from megaptm.checkpoint.committed import read_newest_state
 from megaptm.config import Config, StopConfig
 from megaptm.config.validation_rules import PREFIX, validation_set_of
-from megaptm.run.held_out import data_recipes, read_loss, refuse_unknown_metric
+from megaptm.run.held_out import held_out_recipes, read_saved_loss, refuse_unknown_metric
 
 FIELD = "early_stop"
 """Key of early stopping in a checkpoint's state."""
@@ -65,7 +65,7 @@ class EarlyStop:
         if self.config is None or (state.get("metric"), state.get("recipe")) != (self.config.metric, self.recipe):
             return
         lowest, num_worse = state.get("lowest"), state.get("num_worse")
-        if (loss := read_loss(lowest)) is not None and isinstance(num_worse, int):
+        if (loss := read_saved_loss(lowest)) is not None and isinstance(num_worse, int):
             self.lowest, self.num_worse = loss, num_worse
 
 
@@ -74,7 +74,7 @@ def build_early_stop(config: Config, losses: Collection[str] | None = None) -> E
     if config.train.stop is not None and losses is not None:
         refuse_unknown_metric("train.stop.metric", config.train.stop.metric, config, losses)
     rates = config.optimizer.model_dump(exclude={"offload", "decay_steps"})
-    recipes = data_recipes(config)
+    recipes = held_out_recipes(config)
     # A metric may name a set that the config does not have: its losses are absent.
     samples = recipes.get(validation_set_of(config.train.stop.metric)) if config.train.stop is not None else None
     recipe = json.dumps([rates, samples], sort_keys=True, default=str)

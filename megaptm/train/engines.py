@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from megaptm.run.other_run import OtherRun
 
 
-def build_engine(
+def build_training_engine(
     config: Config,
     spec: ModelSpec | LayerlessSpec,
     corpora: RunCorpora,
@@ -82,10 +82,10 @@ def _open_initializer(
         return partial(_vector_initializer, config.model.word_vectors, corpora)
     if config.train.init_from is None or (initial := initial_run(config)) is None:
         return None
-    return lambda: checkpoint_initializer(verified_reader(initial, rank_env), resolve_model(config))
+    return lambda: checkpoint_initializer(open_verified_weights(initial, rank_env), resolve_model(config))
 
 
-def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
+def open_verified_weights(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
     """Return a reader of another run's weights, which all ranks have verified. Each verifies its share of the files,
     and damage is raised on all."""
     from megaptm.checkpoint.files import DamagedError
@@ -107,13 +107,13 @@ def verified_reader(run: OtherRun, rank_env: RankEnvironment) -> TensorReader:
 
 def _vector_initializer(path: str, corpora: RunCorpora) -> Initializer:
     """Return an initializer that sets the token table from word vectors of a file."""
-    from megaptm.run.word_vector_file import with_vectors
+    from megaptm.run.word_vector_file import with_word_vectors
 
     names = [corpora.tokenizer.name(id_) for id_ in range(corpora.tokenizer.vocabulary)]
-    return lambda name, default: with_vectors(default, path=path, names=names) if name == TOKEN_TABLE else default
+    return lambda name, default: with_word_vectors(default, path=path, names=names) if name == TOKEN_TABLE else default
 
 
-def build_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:
+def build_step_source(config: Config, engine: TrainingEngine, corpora: RunCorpora) -> StepSource:
     """Build the batch source of a training engine."""
     family = find_family(config.model.family)
     source = family.build_source(config, engine, corpora) if isinstance(family, LayerlessFamily) else None

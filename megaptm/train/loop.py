@@ -23,7 +23,7 @@ from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.signals import GRACE_SECONDS, StopError, StopRequest
 from megaptm.train.callbacks import Callbacks
 from megaptm.train.checkpointer import Checkpointer
-from megaptm.train.lost_loader import explain_loss
+from megaptm.train.lost_loader import explain_lost_worker
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
 from megaptm.train.stragglers import Stragglers
@@ -77,7 +77,7 @@ class Training:
             yield
 
 
-def train(run: Training, *, start: int) -> int | None:
+def run_training_loop(run: Training, *, start: int) -> int | None:
     """Train from step `start` to the end of the phase. Return the exit code: 0, EXIT_CONTINUE after a stop request, or
     None if another phase follows."""
     config = run.config.train
@@ -261,7 +261,7 @@ def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] |
         with run.during("data"), run.stragglers.reading_data(), run.stop.interrupt_waits():
             return (next(run.microbatches), weights), None
     except LostWorkerError as error:
-        return None, explain_loss(error, run.config)
+        return None, explain_lost_worker(error, run.config)
     except Exception as error:
         return None, error
 
@@ -358,7 +358,7 @@ def _validation_batches(
                 if waited > GRACE_SECONDS or (may_stop and run.stop.seconds > GRACE_SECONDS):
                     raise StopError
         except LostWorkerError as error:
-            read_error = explain_loss(error, run.config)
+            read_error = explain_lost_worker(error, run.config)
         except Exception as error:  # whatever it is, earlier steps can still be saved
             read_error = error
         if any_rank(read_error is not None):

@@ -14,7 +14,7 @@ IF_KILLED = "if nobody killed it, the machine ran out of memory: lower data.work
 IF_ENDED = "see its output above, and check whether code of the objective ends its process."
 
 
-def explain_loss(error: LostWorkerError, config: Config) -> UserError:
+def explain_lost_worker(error: LostWorkerError, config: Config) -> UserError:
     """Return an error with the reason why a DataLoader worker ended.
 
     Indexes of shards are mapped into memory. If one became shorter or its disk fails, the system kills the worker with

@@ -20,7 +20,7 @@ from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import broadcast_object
 from megaptm.parallel.compiled import release_graphs
 from megaptm.parallel.custom_patterns import refuse_other_patterns
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.plan.kernels import attention_kernels
 from megaptm.report.terminal import describe_resume, describe_start, device_title
 from megaptm.resilience.events import Events
@@ -41,7 +41,7 @@ from megaptm.train.copies import refuse_other_copies, start_copies
 from megaptm.train.copy_thread import CopyThread
 from megaptm.train.device_use import peak_flops
 from megaptm.train.divided_checks import divide_checks
-from megaptm.train.engines import build_engine, build_source
+from megaptm.train.engines import build_step_source, build_training_engine
 from megaptm.train.loop import Training
 from megaptm.train.metrics import SecondsSpent, StepReport
 from megaptm.train.profiler import StepProfiler
@@ -136,14 +136,16 @@ class Job:
         with self.stop.interrupt_waits():
             corpora = RunCorpora(config, divide_checks(self.run, self.rank_env))
         log(f"building the model ({device_title()})")
-        for attention, choice in attention_kernels(config, device().type):
+        for attention, choice in attention_kernels(config, rank_device().type):
             log(f"{attention}: {choice.kernel}, {choice.why}")
-        engine = build_engine(config, spec, corpora, self.rank_env, timeout_minutes=self.timeout_minutes, log=log)
+        engine = build_training_engine(
+            config, spec, corpora, self.rank_env, timeout_minutes=self.timeout_minutes, log=log
+        )
         if isinstance(spec, ModelSpec):
             batch = config.batch_spec
             refuse_other_patterns(spec, sequence_lengths(batch, spec.family))
         with self.stop.interrupt_waits():
-            self.source = source = build_source(config, engine, corpora)
+            self.source = source = build_step_source(config, engine, corpora)
         checkpointer = Checkpointer(
             *(self.run, config, engine, spec, source, self.rank_env),
             lock=self.lock,

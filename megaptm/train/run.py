@@ -20,7 +20,7 @@ from megaptm.resilience.lock import RunLock
 from megaptm.resilience.signals import StopError, StopRequest
 from megaptm.resilience.watchdog import collective_timeout_minutes
 from megaptm.run.folder import CONFIG, refuse_other_config
-from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
+from megaptm.run.rank import RankEnvironment, check_world_size, worker_environment
 from megaptm.spec import ModelSpec
 from megaptm.train.callbacks import Callbacks, load_callbacks
 
@@ -39,7 +39,7 @@ def run_worker(folder: str, rank_env: RankEnvironment | None = None) -> int:
     rank_env = rank_env or worker_environment()
     if rank_env is None:
         raise UserError("RANK and WORLD_SIZE are not set: start a run with `megaptm train`, torchrun or srun.")
-    check_processes(rank_env, config.layout)
+    check_world_size(rank_env, config.layout)
     with ExitStack() as stack:
         heartbeat = stack.enter_context(Heartbeat(rank_env.rank, hang_seconds=config.train.hang_seconds))
         if VARIABLE in os.environ:
@@ -69,9 +69,9 @@ def _run_rank(
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
     from megaptm import cpu_tuning
     from megaptm.parallel.deterministic import use_deterministic_kernels
-    from megaptm.parallel.groups import device, join, leave
+    from megaptm.parallel.groups import join_process_group, leave_process_group, rank_device
     from megaptm.train.gpu_watch import watch_gpu
-    from megaptm.train.loop import train
+    from megaptm.train.loop import run_training_loop
     from megaptm.train.peer_watch import watch_each_other
     from megaptm.train.phase import Job
 
@@ -81,14 +81,14 @@ def _run_rank(
         use_deterministic_kernels()
     minutes = collective_timeout_minutes(config.train.hang_seconds)
     log(f"joining {rank_env.world} process{'es' if rank_env.world > 1 else ''}")
-    join(
+    join_process_group(
         rank=rank_env.rank,
         world=rank_env.world,
         local_rank=rank_env.local_rank,
         timeout_minutes=minutes,
         listener=rank_env.listener,
     )
-    if not isinstance(spec, ModelSpec) or (device().type == "cpu" and config.train.compile is not True):
+    if not isinstance(spec, ModelSpec) or (rank_device().type == "cpu" and config.train.compile is not True):
         # CPUs train word vectors; compiled code checks shapes of results that the tuning leaves out.
         cpu_tuning.install()
     if VARIABLE not in os.environ:
@@ -102,7 +102,7 @@ def _run_rank(
     loop_end: float | None = None
     try:
         with storage_errors_as_user_errors(run):
-            while (ended_with := train(training, start=start)) is None:
+            while (ended_with := run_training_loop(training, start=start)) is None:
                 del training
                 training, start = job.open_next_phase()
             loop_end = time.monotonic()
@@ -129,7 +129,7 @@ def _run_rank(
             job.report.close(STATUS.get(code, "FAILED"))
             spent = {**asdict(job.seconds), "shutdown": time.monotonic() - loop_end}
             events.write(ExitEvent(code=code, **{name: round(seconds, 3) for name, seconds in spent.items()}))
-    leave()
+    leave_process_group()
     if job.report and job.source and code in (0, EXIT_CONTINUE):
         command = shlex.split(os.environ.get(STARTED_BY, "train"))
         lines = next_commands(job.config, job.source.tokenizer, done=code == 0, start=command)

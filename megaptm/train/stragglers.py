@@ -21,7 +21,7 @@ from torch import Tensor
 from megaptm.config import StragglerConfig
 from megaptm.node import node_name
 from megaptm.parallel.collectives import all_gather_object
-from megaptm.parallel.groups import Ranks, device
+from megaptm.parallel.groups import Ranks, rank_device
 from megaptm.parallel.waits import StepClock
 from megaptm.resilience.events import StragglerEvent
 from megaptm.resilience.watchdog import format_ranks
@@ -86,7 +86,7 @@ class Stragglers:
         received = self._receive()
         if self._clock is not None:
             own = [self._clock.read_work_seconds() + self._data_seconds, self._data_seconds]
-            own_2 = torch.tensor(own, dtype=torch.float64, device=device())
+            own_2 = torch.tensor(own, dtype=torch.float64, device=rank_device())
             all_W2 = own_2.new_empty(2 * dist.get_world_size())
             self._sent = step, all_W2, dist.all_gather_into_tensor(all_W2, own_2, async_op=True)
         return received

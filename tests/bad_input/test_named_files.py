@@ -18,7 +18,7 @@ from megaptm.checkpoint.files import RetriedFile, StorageError, read_small_file
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.unimo.corpus.meanings import read_meanings
-from megaptm.run.word_vector_file import with_vectors
+from megaptm.run.word_vector_file import with_word_vectors
 from megaptm.storage import regular_file
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.pictures import build, picture, write_tar
@@ -38,7 +38,7 @@ NAMES: dict[str, Callable[[str, Path], object]] = {
     "an input of the recipe": lambda path, _: hash_files([path]),
     "classes": images,
     "cannot be read": lambda path, _: read_meanings(Path(path)),
-    "model.word_vectors": lambda path, _: with_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
+    "model.word_vectors": lambda path, _: with_word_vectors(torch.zeros(3, 2), path, ["king", "queen", "sea"]),
 }
 """Part of the error message -> function that reads the file."""
 

@@ -27,7 +27,7 @@ from megaptm.data.files import npy_bytes
 from megaptm.plan.machine import FOLDER
 from megaptm.resilience.events import CheckpointEvent, Events
 from megaptm.resilience.lock import RunLock
-from megaptm.run.compatibility import compatibility
+from megaptm.run.compatibility import compatibility_record
 from megaptm.run.folder import read_config
 from tests.storage.server import free_port
 
@@ -185,7 +185,7 @@ def save_run(bench, *, steps=(10,), config=True, corpora=None):
     path, *overrides = bench.words()
     run_config = read_config(Path(path), overrides)
     manifest = read_manifest(bench.real_corpus("byte-bpe"))
-    state = compatibility(resolve_model(run_config), manifest.tokenizer["fingerprint"])
+    state = compatibility_record(resolve_model(run_config), manifest.tokenizer["fingerprint"])
     state["corpora"] = corpora or {str(bench.real_corpus("byte-bpe")): manifest.id}
     store = Store(bench.run, fence=lambda: True)
     with Events(bench.run) as events:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from megaptm.track import default_uri
+from megaptm.track import default_tracking_uri
 
 
 @pytest.mark.parametrize("name", ["lr#1", "50%20", "100%", "a b"])
 def test_database_in_a_folder_with_special_characters(bench, name):
     folder = bench.folder / name
     folder.mkdir()
-    words = bench.words("track.enabled=true", f"track.uri='{default_uri(folder / 'run')}'")
+    words = bench.words("track.enabled=true", f"track.uri='{default_tracking_uri(folder / 'run')}'")
     code, [finding] = bench.check(*words, topics=("tracker",))
     assert code == 0
     assert finding["message"] == f"{folder}/mlflow.db can be written."

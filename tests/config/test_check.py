@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from megaptm.config import Config, Layout, load, resolve_model
-from megaptm.config.check import check, check_layout
+from megaptm.config.check import check_layout, refuse_invalid_config
 from megaptm.config.model import with_input_keys, with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
@@ -51,7 +51,7 @@ def test_layout_is_checked_by_its_own_rules(name):
     keys = ("data", "tensor", "pipeline", "virtual", "microbatch", "sequence_parallel")
     layouts = [Layout(**dict(zip(keys, values, strict=True))) for values in axes]
     configs = [valid.model_copy(update={"layout": layout}) for layout in layouts]
-    errors = [first_error(check, config) for config in configs]
+    errors = [first_error(refuse_invalid_config, config) for config in configs]
     assert errors == [first_error(check_layout, config) for config in configs]
     assert {error.partition(" ")[0] for error in errors if error} >= {"train.batch", "layout.tensor"}
     assert None in errors

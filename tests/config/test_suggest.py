@@ -13,7 +13,7 @@ from megaptm.config.errors import section_keys
 from megaptm.config.schema import OptimizerConfig
 from megaptm.objectives.registry import TASKS
 from megaptm.objectives.text_questions import QUESTIONS
-from megaptm.suggest import ADVICE, EQUIVALENT_NAMES, advice_on_foreign_name, suggest
+from megaptm.suggest import ADVICE, EQUIVALENT_NAMES, advice_on_foreign_name, suggest_name
 from megaptm.tokenizers import KINDS
 from tests.commands import all_commands
 
@@ -65,21 +65,21 @@ def test_keys_and_commands_in_advice_exist(sentence: str) -> None:
     ],
 )
 def test_nearest_name(name: str, expected: str | None) -> None:
-    assert suggest(name, ["heads", "layers", "width", "masked-lm"]) == expected
+    assert suggest_name(name, ["heads", "layers", "width", "masked-lm"]) == expected
 
 
 @pytest.mark.parametrize("name", ["profile_step_start", "use_pytorch_profiler", "profile_ranks"])
 def test_profiler_suggests_profile(name: str) -> None:
-    assert suggest(name, ["phase_start", "profile", "precision"]) == "profile"
+    assert suggest_name(name, ["phase_start", "profile", "precision"]) == "profile"
 
 
 @pytest.mark.parametrize("name", ["schedule", "lr_schedule", "lr_scheduler_type"])
 def test_lr_scheduler_suggests_decay(name: str) -> None:
-    assert suggest(name, ["decay", "decay_steps", "warmup_steps"]) == "decay"
+    assert suggest_name(name, ["decay", "decay_steps", "warmup_steps"]) == "decay"
 
 
 def test_equivalent_is_not_suggested_if_it_is_no_key() -> None:
-    assert suggest("learning_rate", ["width"]) is None
+    assert suggest_name("learning_rate", ["width"]) is None
 
 
 def test_advice_on_a_dotted_key_applies_to_its_section() -> None:

@@ -18,7 +18,7 @@ from megaptm.families.cove.mt_lstm import to_mt_lstm
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters
-from megaptm.run.word_vector_file import with_vectors
+from megaptm.run.word_vector_file import with_word_vectors
 from megaptm.spec import ModelSpec, Size, change, published_spec
 from tests.models.recurrent import VOCABULARY, tiny_cove
 
@@ -221,8 +221,8 @@ def test_word_vectors_are_read_from_a_file(tmp_path):
     table, names = torch.zeros(4, 2), ["a", "b", "new york", "c"]
     (tmp_path / "glove.txt").write_text("b 0.5 -1\nnew york 2 3\nz 9 9\n")
     (tmp_path / "word2vec.txt").write_text("1 2\nc 1 1e-3\n")
-    assert with_vectors(table, str(tmp_path / "glove.txt"), names).tolist() == [[0, 0], [0.5, -1], [2, 3], [0, 0]]
-    assert with_vectors(table, str(tmp_path / "word2vec.txt"), names)[3].tolist() == pytest.approx([1, 1e-3])
+    assert with_word_vectors(table, str(tmp_path / "glove.txt"), names).tolist() == [[0, 0], [0.5, -1], [2, 3], [0, 0]]
+    assert with_word_vectors(table, str(tmp_path / "word2vec.txt"), names)[3].tolist() == pytest.approx([1, 1e-3])
     (tmp_path / "short.txt").write_text("b 0.5 -1\na 1\n")
     (tmp_path / "words.txt").write_text("b so much\n")
     (tmp_path / "others.txt").write_text("z 9 9\n")
@@ -239,11 +239,11 @@ def test_word_vectors_are_read_from_a_file(tmp_path):
         ("absent", "cannot be read"),
     ):
         with pytest.raises(UserError, match=f"model.word_vectors.*{sentence}"):
-            with_vectors(table, str(tmp_path / f"{name}.txt"), names)
+            with_word_vectors(table, str(tmp_path / f"{name}.txt"), names)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(
         UserError, match=r"model\.word_vectors .* cannot be read \(Not a regular file\)"
     ):  # without waiting for a writer
-        with_vectors(table, str(tmp_path / "pipe"), names)
+        with_word_vectors(table, str(tmp_path / "pipe"), names)
     with pytest.raises(UserError, match=r"model\.word_vectors .* is not used by elmo"):
         load("configs/elmo/tiny.yaml", ["model.word_vectors=glove.txt"])

@@ -29,7 +29,7 @@ from megaptm.objectives import SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.spec import Size, change, published_spec
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import convert_inputs
@@ -271,7 +271,7 @@ def test_exported_generator_lacks_the_mask_decoder(tmp_path: Path) -> None:
 
 def test_import_needs_both_encoders(tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("unigram", [text], vocabulary=400, specials="deberta")
+    tokenizer = train_tokenizer_on_texts("unigram", [text], vocabulary=400, specials="deberta")
     tokenizer.save(tmp_path / "tokenizer")
     model = export_tiny_model(tmp_path / "out", tmp_path / "tokenizer", tokenizer.vocabulary)
     imported = import_run(str(tmp_path / "out"), tmp_path / "run")

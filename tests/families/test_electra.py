@@ -35,7 +35,7 @@ from megaptm.objectives import OBJECTIVES, SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.spec import ModelSpec, Size, change
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests import ROOT
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 
@@ -308,7 +308,7 @@ def test_export_and_import_round_trip(tmp_path: Path) -> None:
 
 def test_import_needs_both_encoders(tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("wordpiece", [text], vocabulary=400)
+    tokenizer = train_tokenizer_on_texts("wordpiece", [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
     model = Model(replace(tiny_spec("electra"), vocabulary=tokenizer.vocabulary))
     init_weights(model, seed=0)

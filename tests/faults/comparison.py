@@ -10,7 +10,7 @@ import yaml
 from megaptm.checkpoint.committed import find_committed
 from megaptm.checkpoint.store import Store
 from megaptm.errors import EXIT_CONTINUE
-from megaptm.track import upload
+from megaptm.track import upload_metrics
 from tests.drills.program import finish, losses
 from tests.faults.job import Job
 from tests.faults.outcomes import FaultError, Outcome
@@ -62,7 +62,7 @@ def _tracked_steps(run: Path, uri: str) -> set[int]:
     """Return the steps whose losses are in the tracker, after sending those that the job could not send."""
     from mlflow import MlflowClient
 
-    upload(run, uri=uri, experiment="megaptm")
+    upload_metrics(run, uri=uri, experiment="megaptm")
     client = MlflowClient(tracking_uri=uri)
     [tracked] = client.search_runs([client.get_experiment_by_name("megaptm").experiment_id])
     return {point.step for point in client.get_metric_history(tracked.info.run_id, "loss")}

@@ -52,10 +52,10 @@ def mutate_tensors(folder: Path, rng: Random) -> bool:
 def read_run(folder: Path) -> Any:
     from megaptm.inference.loaded_model import load_model
     from megaptm.run.checkpoint import open_checkpoint
-    from megaptm.run.compatibility import compatibility, refuse_other_model, refuse_other_text
+    from megaptm.run.compatibility import compatibility_record, refuse_other_model, refuse_other_text
 
     trained = load_model(folder)
-    for check, expected in ((refuse_other_model, compatibility(trained.spec, "")), (refuse_other_text, {})):
+    for check, expected in ((refuse_other_model, compatibility_record(trained.spec, "")), (refuse_other_text, {})):
         try:
             check(open_checkpoint(folder).checkpoint, expected)  # type: ignore[operator]
         except UserError:

@@ -139,9 +139,9 @@ def mutate_vectors(folder: Path, rng: Random) -> bool:
 
 
 def read_vectors(folder: Path) -> Any:
-    from megaptm.run.word_vector_file import with_vectors
+    from megaptm.run.word_vector_file import with_word_vectors
 
-    return with_vectors(torch.zeros(3, 2), str(folder / "vectors.txt"), ["king", "queen", "the sea"]).tolist()
+    return with_word_vectors(torch.zeros(3, 2), str(folder / "vectors.txt"), ["king", "queen", "the sea"]).tolist()
 
 
 def elmo_commands(folder: Path) -> list[Command]:

@@ -11,7 +11,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
-from megaptm.tokenizers import SPECIALS, Tokenizer, train
+from megaptm.tokenizers import SPECIALS, Tokenizer, train_tokenizer_on_texts
 from tests.models.tiny import tiny_spec
 
 
@@ -31,7 +31,7 @@ def export_tiny(
     text, table = Path(textwrap.__file__).read_text(encoding="utf-8"), CATALOGUE[family]
     specials = table.tokenizer.specials
     vocabulary += SPECIALS[specials].sentinels if specials else 0
-    tokenizer = train(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=specials)
+    tokenizer = train_tokenizer_on_texts(table.tokenizer.kind, [text], vocabulary=vocabulary, specials=specials)
     tokenizer.save(folder / "tokenizer")
     spec = replace(tiny_spec(family, dropout=dropout), vocabulary=tokenizer.vocabulary)
     init_weights(model := Model(spec), seed=0)

@@ -24,7 +24,7 @@ from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change, published_spec
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.hub.reloaded import use_own_random_values
 from tests.models.tiny import FAMILIES, has_counterpart, tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import convert_inputs
@@ -148,7 +148,7 @@ def test_export_in_bfloat16(tmp_path: Path) -> None:
 )
 def test_export_has_the_tokenizer(family: str, kind: str, expected: dict[str, str], tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train(kind, [text], vocabulary=400)
+    tokenizer = train_tokenizer_on_texts(kind, [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
     spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
     model = Model(spec)
@@ -197,7 +197,7 @@ def test_failed_export_leaves_no_files(tmp_path: Path) -> None:
 
 def test_too_large_tokenizer_is_refused(tmp_path: Path) -> None:
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    train("byte-bpe", [text], vocabulary=400).save(tmp_path / "tokenizer")
+    train_tokenizer_on_texts("byte-bpe", [text], vocabulary=400).save(tmp_path / "tokenizer")
     model = tiny_model("gpt2")
     with pytest.raises(UserError, match="400 tokens, more than the 101 of the model"):
         to_hugging_face(model.spec, weights_of(model), tmp_path / "tokenizer", tmp_path / "out")

@@ -28,8 +28,8 @@ from megaptm.hub.push import model_card
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.run.compatibility import compatibility, refuse_other_model
-from megaptm.tokenizers import train
+from megaptm.run.compatibility import compatibility_record, refuse_other_model
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny
 from tests.models.vision import clip_model
@@ -184,7 +184,7 @@ def test_import_without_tokenizer(tmp_path: Path) -> None:
     assert "tokenizer=FOLDER_OF_ITS_TOKENIZER" in output
     assert not (tmp_path / "run/tokenizer").exists()
     checkpoint = Store(tmp_path / "run").load(0)
-    refuse_other_model(checkpoint, compatibility(from_hugging_face(source).spec, exported.tokenizer.fingerprint))
+    refuse_other_model(checkpoint, compatibility_record(from_hugging_face(source).spec, exported.tokenizer.fingerprint))
     message = run_command(export_group, "hf", tmp_path / "run", tmp_path / "again")
     assert not (tmp_path / "again/tokenizer.json").exists()
     assert "AutoTokenizer" not in message
@@ -215,7 +215,7 @@ def test_initialized_mask_decoder_is_reported(tmp_path: Path) -> None:
 )
 def test_end_id_of_config_and_tokenizer(end_id: int, message: str | None, tmp_path: Path) -> None:
     """For id 2, `CLIPTextModel` takes the largest id of a text as its end, as in its first release."""
-    tokenizer = train("byte-bpe", ["the cat sat on the mat"] * 9, vocabulary=300, specials="clip")
+    tokenizer = train_tokenizer_on_texts("byte-bpe", ["the cat sat on the mat"] * 9, vocabulary=300, specials="clip")
     tokenizer.save(tmp_path / "tokenizer")
     model = clip_model()
     assert tokenizer.special.end == tokenizer.vocabulary - 1
@@ -234,7 +234,7 @@ def test_end_id_of_config_and_tokenizer(end_id: int, message: str | None, tmp_pa
 
 
 def test_legacy_end_id_must_be_the_largest(tmp_path: Path) -> None:
-    tokenizer = train("byte-bpe", ["the cat sat on the mat"] * 9, vocabulary=300, specials="roberta")
+    tokenizer = train_tokenizer_on_texts("byte-bpe", ["the cat sat on the mat"] * 9, vocabulary=300, specials="roberta")
     model = replace(ImportedModel(clip_model().spec, {}, {}), text_end=2)
     with pytest.raises(UserError, match=r"ends texts with id 2 and has ids up to \d+, so such a model cannot be"):
         check_text_end(model, tokenizer, tmp_path)

@@ -20,7 +20,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
-from megaptm.tokenizers import load, train
+from megaptm.tokenizers import load, train_tokenizer_on_texts
 from tests.hub.exported import export_tiny
 from tests.models.tiny import has_counterpart, tiny_spec
 
@@ -142,7 +142,7 @@ def test_offsets_equal_those_of_roberta(tmp_path: Path) -> None:
 def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
     """T5's tokenizer adds an end token, after which a decoder could not continue."""
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
-    tokenizer = train("unigram", [text], vocabulary=400)
+    tokenizer = train_tokenizer_on_texts("unigram", [text], vocabulary=400)
     tokenizer.save(tmp_path / "tokenizer")
     model = Model(replace(tiny_spec("gpt2"), vocabulary=400))
     init_weights(model, seed=0)
@@ -151,7 +151,9 @@ def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
 
 
 def test_missing_special_token_is_refused(tmp_path: Path) -> None:
-    train("unigram", [Path(textwrap.__file__).read_text(encoding="utf-8")], vocabulary=400).save(tmp_path / "tokenizer")
+    train_tokenizer_on_texts("unigram", [Path(textwrap.__file__).read_text(encoding="utf-8")], vocabulary=400).save(
+        tmp_path / "tokenizer"
+    )
     model = Model(replace(tiny_spec("bert"), vocabulary=400))
     with pytest.raises(UserError, match="no cls token, which masked-lm-next-sentence adds to texts"):
         to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")

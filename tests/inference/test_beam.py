@@ -19,7 +19,7 @@ from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import prepare_prompt
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.models.tiny import tiny_spec
 from tests.train.runs import sharpen
 
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("beams")
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     for family, (kind, vocabulary, specials) in TOKENIZERS.items():
-        tokenizer = train(kind, [text], vocabulary=vocabulary, specials=specials)
+        tokenizer = train_tokenizer_on_texts(kind, [text], vocabulary=vocabulary, specials=specials)
         tokenizer.save(root / f"{family}-tokenizer")
         spec = replace(tiny_spec(family), vocabulary=tokenizer.vocabulary)
         model = Model(spec)

@@ -18,7 +18,7 @@ from megaptm.inference.prompt import model_uses, prepare_prompt, read_prompt, re
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers.training import train
+from megaptm.tokenizers.training import train_tokenizer_on_texts
 from tests.train.runs import CONFIGS, SHAPE, sharpen
 
 TEXTS = [
@@ -52,7 +52,7 @@ GREEDY = Sampling(temperature=0)
 @cache
 def train_tokenizer(kind: str, specials: str | None, sentinels: int | None) -> Tokenizer:
     vocabulary = 400 if "byte" in kind or kind == "bpe" else 120
-    return train(kind, TEXTS * 4, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
+    return train_tokenizer_on_texts(kind, TEXTS * 4, vocabulary=vocabulary, specials=specials, sentinels=sentinels)
 
 
 def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedModel:

@@ -54,7 +54,9 @@ def ask(monkeypatch, tmp_path):
 
     def run(*answers, alive=99, ready=False, signals=()):
         agents = [make_agent(number, ready=ready) for number in range(len(answers))]
-        monkeypatch.setattr(module, "alive_nodes", lambda: ("CPU", [agent.assignment.node for agent in agents[:alive]]))
+        monkeypatch.setattr(
+            module, "alive_ray_nodes", lambda: ("CPU", [agent.assignment.node for agent in agents[:alive]])
+        )
         attempt = RunAttempt([], None, kind="CPU", run=tmp_path, logs=tmp_path, watchdog=None)
         attempt._agents = agents
         replies = dict(zip((id(agent) for agent in agents), answers, strict=True))

@@ -49,12 +49,12 @@ def test_only_output_of_rank_0_is_copied(tmp_path):
 JOIN = """
 import os, time
 import torch.distributed as dist
-from megaptm.parallel.groups import join
+from megaptm.parallel.groups import join_process_group
 from megaptm.run.rank import worker_environment
 
 rank_env = worker_environment()
 time.sleep(2 * (rank_env.rank == 0))  # the other rank comes first
-join(
+join_process_group(
     rank=rank_env.rank,
     world=rank_env.world,
     local_rank=rank_env.local_rank,

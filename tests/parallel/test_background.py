@@ -60,7 +60,7 @@ def test_background_work_uses_the_gpu_of_its_rank(monkeypatch):
     from megaptm.parallel import background
 
     used = []
-    monkeypatch.setattr(background, "device", lambda: torch.device("cuda", 3))
+    monkeypatch.setattr(background, "rank_device", lambda: torch.device("cuda", 3))
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
     assert background._run_in_thread(lambda: [*used]).result(SECONDS) == [torch.device("cuda", 3)]
 

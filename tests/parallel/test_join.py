@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from megaptm.parallel.groups import join
+from megaptm.parallel.groups import join_process_group
 
 
 @pytest.fixture
@@ -30,13 +30,13 @@ def test_a_rank_names_its_gpu_when_it_joins(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    join(rank=11, world=16, local_rank=local_rank)
+    join_process_group(rank=11, world=16, local_rank=local_rank)
     assert joined["backend"] == "nccl"
     assert joined["device_id"] == torch.device("cuda", index)
     assert chosen == [torch.device("cuda", index)]
 
 
 def test_a_rank_without_gpu_names_no_device(joined: dict[str, Any]) -> None:
-    join(rank=0, world=1, local_rank=0)
+    join_process_group(rank=0, world=1, local_rank=0)
     assert joined["backend"] == "gloo"
     assert joined["device_id"] is None

@@ -14,11 +14,11 @@ from tests.ranks import run_ranks
 
 RANK = """
 import sys, tempfile
-from megaptm.parallel.groups import join
+from megaptm.parallel.groups import join_process_group
 from tests.parallel.test_without_compiler import compile_while_optimizing, train
 
 with tempfile.NamedTemporaryFile() as file:
-    join(rank=0, world=1, local_rank=0, init_method=f"file://{file.name}")
+    join_process_group(rank=0, world=1, local_rank=0, init_method=f"file://{file.name}")
     print(train())
 print(sorted({"torch._dynamo", "sympy", "wandb", "tensorboard", "setuptools"} & sys.modules.keys()))
 print(compile_while_optimizing())

@@ -9,7 +9,7 @@ import transformers
 
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
 from tests.parity.reference import assert_close, make_random_reference, make_reference
 
@@ -33,7 +33,7 @@ def test_pooler_is_not_imported(tmp_path: Path) -> None:
 
 def test_other_pad_token_id_is_rejected(tmp_path: Path) -> None:
     """Another id would move all positions."""
-    train("wordpiece", ["the cat sat on the mat " * 50], vocabulary=60).save(tmp_path / "tokenizer")
+    train_tokenizer_on_texts("wordpiece", ["the cat sat on the mat " * 50], vocabulary=60).save(tmp_path / "tokenizer")
     model = tiny_model("roberta")
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     with pytest.raises(UserError, match="pad_token_id is 0, but roberta has 1"):

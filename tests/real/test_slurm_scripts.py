@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.config import load
-from megaptm.launch.slurm.script import JobScript, render
+from megaptm.launch.slurm.script import JobScript, render_job_script
 from tests import ROOT
 from tests.docs.commands import all_commands
 
@@ -41,7 +41,7 @@ def test_script_equals_generated_one(path):
         assert set(job.lines()) < set(text.splitlines())
     else:
         title = text.splitlines()[1].removeprefix("# ")
-        assert text == render(job, words.split(), title=title)
+        assert text == render_job_script(job, words.split(), title=title)
 
 
 @pytest.mark.parametrize(("image", "seconds"), [("", "120"), ("site/megaptm:1", "1800")])

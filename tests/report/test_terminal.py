@@ -25,7 +25,7 @@ from megaptm.report.terminal import (
 )
 from megaptm.shell import command_line, typed_path
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.train.runs import CONFIGS, build, save_untrained, settings, write_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -141,13 +141,13 @@ def test_next_commands_can_be_pasted(family, objective, last, corpora, tmp_path,
 
 @pytest.mark.parametrize(("family", "form"), [("elmo", "elmo"), ("word2vec", "words"), ("vit", "hf")])
 def test_next_command_exports_models_that_generate_nothing(family, form):
-    tokenizer = train("words", ["a few words"], vocabulary=20)
+    tokenizer = train_tokenizer_on_texts("words", ["a few words"], vocabulary=20)
     *_, last = next_commands(load(CONFIGS / family / "tiny.yaml"), tokenizer, done=True)
     assert shlex.split(last)[len(shlex.split(command_line([]))) :][:2] == ["export", form]
 
 
 def test_missing_export_is_not_suggested():
-    tokenizer = train("wordpiece", ["a few words"], vocabulary=60)
+    tokenizer = train_tokenizer_on_texts("wordpiece", ["a few words"], vocabulary=60)
     contrast = "objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}"
     lines = next_commands(load(CONFIGS / "unimo/tiny.yaml", [contrast]), tokenizer, done=True)
     assert [shlex.split(line)[len(shlex.split(command_line([]))) :][0] for line in lines] == ["report", "evaluate"]

@@ -25,7 +25,7 @@ from megaptm.run.branch import find_returns
 from megaptm.run.changes import compare_configs, recorded_changes
 from megaptm.run.compatibility import objective_files, refuse_other_model
 from megaptm.run.corpora import open_corpus
-from megaptm.run.folder import absolute_paths, prepare, read_config
+from megaptm.run.folder import absolute_paths, prepare_run_folder, read_config
 from tests.train.runs import build, write_text
 
 TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
@@ -60,7 +60,7 @@ READ = {"id of tales": [160, 70]}
 
 def start_run(config, *, step=DONE, ids=None):
     """Create a run that has saved a checkpoint, as the trainer does."""
-    run = prepare(config)
+    run = prepare_run_folder(config)
     store = Store(run, fence=lambda: True)
     store.prepare(step)
     store.write(step, 0, [])
@@ -82,7 +82,9 @@ def events_of_kind(run, kind):
 def test_all_refused_keys_are_listed(tmp_path):
     start_run(make_config(tmp_path), ids={})
     with pytest.raises(UserError) as caught:
-        prepare(make_config(tmp_path, "optimizer.lr=1", "train.batch=32", "model.layers=3", "layout.microbatch=4"))
+        prepare_run_folder(
+            make_config(tmp_path, "optimizer.lr=1", "train.batch=32", "model.layers=3", "layout.microbatch=4")
+        )
     head, *keys, allowed = caught.value.args
     assert "leave them out to continue the run (`megaptm train" in head
     assert "run=FOLDER" in head
@@ -100,19 +102,19 @@ def test_change_is_refused_without_the_option(tmp_path):
     with pytest.raises(
         UserError, match=r"^optimizer\.lr is 1\.0 but the run .* 0\.002: add --change to continue with it"
     ):
-        prepare(make_config(tmp_path, "optimizer.lr=1"))
+        prepare_run_folder(make_config(tmp_path, "optimizer.lr=1"))
 
 
 def test_change_does_not_accept_another_model(tmp_path):
     start_run(make_config(tmp_path), ids={})
     with pytest.raises(UserError, match=r"^model\.layers is 3 but the run in .* with 4: leave the key out"):
-        prepare(make_config(tmp_path, "optimizer.lr=1", "model.layers=3", change=True), change=True)
+        prepare_run_folder(make_config(tmp_path, "optimizer.lr=1", "model.layers=3", change=True), change=True)
 
 
 def test_accepted_changes_are_recorded_once(tmp_path, capsys):
     run = start_run(make_config(tmp_path, "train.steps=20"), ids={})
     more = ("train.steps=20", "optimizer.lr=0.001", "train.batch=32", "train.seed=5")
-    prepare(make_config(tmp_path, *more, change=True), change=True)
+    prepare_run_folder(make_config(tmp_path, *more, change=True), change=True)
     [event] = events_of_kind(run, "change")
     assert event["step"] == DONE
     assert event["before"] == {"optimizer.lr": 0.002, "train.batch": 16, "train.seed": 1234}
@@ -122,7 +124,7 @@ def test_accepted_changes_are_recorded_once(tmp_path, capsys):
     assert written.train.ramp.steps == {0: 16, DONE: 32}
     assert written.train.phase_start == DONE
     assert written.data.cursors.model_dump() == {"step": DONE, "sample": 160, "read": {"id of tales": (160, 70)}}
-    prepare(make_config(tmp_path, *more))  # the same command again, without --change
+    prepare_run_folder(make_config(tmp_path, *more))  # the same command again, without --change
     assert load(run / "config.yaml") == written
     assert len(events_of_kind(run, "change")) == 1
 
@@ -137,15 +139,15 @@ def test_batch_may_change_to_sizes_that_the_layout_before_did_not_have(tmp_path)
     """The sizes of past steps need not fit the layout of later ones."""
     start_run(make_config(tmp_path, "train.steps=20"), ids={})
     more = ("train.batch=64", "layout.data=32", "layout.microbatch=2")
-    prepare(make_config(tmp_path, "train.steps=20", *more, change=True), change=True)
+    prepare_run_folder(make_config(tmp_path, "train.steps=20", *more, change=True), change=True)
     assert load(tmp_path / "run/config.yaml").train.ramp.steps == {0: 16, DONE: 64}
 
 
 def test_change_back_is_a_change(tmp_path):
     start_run(make_config(tmp_path, "train.steps=20"), ids={})
-    prepare(make_config(tmp_path, "train.steps=20", "train.batch=32", change=True), change=True)
+    prepare_run_folder(make_config(tmp_path, "train.steps=20", "train.batch=32", change=True), change=True)
     with pytest.raises(UserError, match=r"^train\.batch is 16 but the run in "):
-        prepare(make_config(tmp_path, "train.steps=20"))
+        prepare_run_folder(make_config(tmp_path, "train.steps=20"))
 
 
 def test_options_of_the_objective_change_and_the_data_continue(tmp_path):
@@ -153,7 +155,7 @@ def test_options_of_the_objective_change_and_the_data_continue(tmp_path):
     start_run(absolute_paths(load(path, [*own, "model.vocabulary=300"])), ids={})
     rate = "objective={masked-lm: {rate: 0.3}, next-sentence: {}}"
     config = absolute_paths(load(path, [*own, "model.vocabulary=300", rate]), change=True)
-    prepare(config, change=True)
+    prepare_run_folder(config, change=True)
     assert [*events_of_kind(tmp_path / "run", "change")[0]["after"]] == ["objective"]
     assert config.data.cursors.step == DONE
 
@@ -177,7 +179,7 @@ def test_change_that_a_run_cannot_have_names_the_reason(tmp_path, family, key, r
     own = [f"run={tmp_path / 'run'}", "data.mix={tales: 1}", "model.vocabulary=300"]
     start_run(absolute_paths(load(path, own)), ids={})
     with pytest.raises(UserError, match=reason):
-        prepare(absolute_paths(load(path, [*own, key]), change=True), change=True)
+        prepare_run_folder(absolute_paths(load(path, [*own, key]), change=True), change=True)
 
 
 def test_all_differences_of_the_model_are_listed():
@@ -251,7 +253,7 @@ def test_resume_with_a_moved_corpus(corpora, monkeypatch):
     run = start_run(make_config(corpora))
     (corpora / "tales").rename(corpora / "moved")
     config = read_config(run, ["data.mix={moved: 1}"])
-    prepare(config)
+    prepare_run_folder(config)
     assert read_config(run).data.mix == {str(corpora / "moved"): 1.0}
     [event] = events_of_kind(run, "data-moved")
     assert (event["step"], event["before"], event["after"]) == (DONE, str(corpora / "tales"), str(corpora / "moved"))
@@ -263,7 +265,7 @@ def test_other_corpus_or_weight_at_a_new_path_is_refused(corpora, monkeypatch, m
     run = start_run(make_config(corpora))
     (corpora / "tales").rename(corpora / "moved")
     with pytest.raises(UserError, match=r"^data\.mix is .* \(a moved corpus is recognized by the id"):
-        prepare(read_config(run, [f"data.mix={mix}"]))
+        prepare_run_folder(read_config(run, [f"data.mix={mix}"]))
 
 
 def test_order_of_moved_corpora_must_not_change(corpora, monkeypatch):
@@ -271,8 +273,8 @@ def test_order_of_moved_corpora_must_not_change(corpora, monkeypatch):
     run = start_run(make_config(corpora, mix="{tales: 1, other: 1}"))
     (corpora / "tales").rename(corpora / "moved")
     with pytest.raises(UserError, match=r"^data\.mix is "):
-        prepare(read_config(run, ["data.mix={other: 1, moved: 1}"]))
-    prepare(read_config(run, ["data.mix={moved: 1, other: 1}"]))
+        prepare_run_folder(read_config(run, ["data.mix={other: 1, moved: 1}"]))
+    prepare_run_folder(read_config(run, ["data.mix={moved: 1, other: 1}"]))
 
 
 def test_tasks_and_limits_follow_a_moved_corpus(corpora, monkeypatch):
@@ -282,7 +284,7 @@ def test_tasks_and_limits_follow_a_moved_corpus(corpora, monkeypatch):
     run = start_run(make_config(corpora, *more, mix="{tales: 1, other: 1}"))
     (corpora / "tales").rename(corpora / "moved")
     config = read_config(run, ["data.mix={moved: 1, other: 1}"])
-    prepare(config)
+    prepare_run_folder(config)
     assert config.objective["a"]["corpora"] == [str(corpora / "moved")]
     assert config.data.size_limits == {str(corpora / "moved"): 5}
     assert events_of_kind(run, "objective") == []
@@ -313,13 +315,13 @@ def test_task_file_may_move_but_not_change(tmp_path):
     table.write_bytes(b"one")
     run = start_run(config(table), ids={})
     moved = table.rename(tmp_path / "moved.npz")
-    prepare(config(moved))
+    prepare_run_folder(config(moved))
     assert [event["after"] for event in events_of_kind(run, "data-moved")] == [str(moved)]
     assert events_of_kind(run, "objective") == []
     other = tmp_path / "other.npz"
     other.write_bytes(b"two")
     with pytest.raises(UserError, match=r"^objective is "):
-        prepare(config(other))
+        prepare_run_folder(config(other))
 
 
 # Learning rate
@@ -328,7 +330,7 @@ def test_task_file_may_move_but_not_change(tmp_path):
 def test_jump_of_the_learning_rate_is_refused_with_choices(tmp_path):
     start_run(make_config(tmp_path, "train.steps=10"), ids={})
     with pytest.raises(UserError) as caught:
-        prepare(make_config(tmp_path, "train.steps=20"))
+        prepare_run_folder(make_config(tmp_path, "train.steps=20"))
     head, keep, stretch, again = caught.value.args
     assert head.startswith("train.steps from 10 to 20 changes the learning rate of the run in")
     assert "at step 11: 0.0011 instead of 0.0002 (5.5 times)" in head
@@ -341,7 +343,7 @@ def test_unit_of_decay_steps_is_named_after_a_change_of_the_batch(tmp_path):
     ramp = "train.ramp={steps: {0: 8, 4: 16}}"
     start_run(make_config(tmp_path, "train.steps=10", ramp), ids={})
     with pytest.raises(UserError, match=r"choose the schedule \(optimizer.decay_steps counts batches of 16\):"):
-        prepare(make_config(tmp_path, "train.steps=20", ramp))
+        prepare_run_folder(make_config(tmp_path, "train.steps=20", ramp))
 
 
 @pytest.mark.parametrize(
@@ -351,12 +353,12 @@ def test_unit_of_decay_steps_is_named_after_a_change_of_the_batch(tmp_path):
 def test_schedule_choice_resumes_and_is_recorded(tmp_path, choice, rate):
     run = start_run(make_config(tmp_path, "train.steps=10"), ids={})
     longer = make_config(tmp_path, "train.steps=20", choice)
-    prepare(longer)
+    prepare_run_folder(longer)
     assert learning_rate_at(longer, 10) == pytest.approx(rate)
     [event] = events_of_kind(run, "schedule")
     assert (event["step"], event["before"]["train.steps"], event["after"]["train.steps"]) == (10, 10, 20)
     assert (event["rate_before"], event["rate_after"]) == (pytest.approx(0.0002), pytest.approx(rate))
-    prepare(longer)
+    prepare_run_folder(longer)
     assert len(events_of_kind(run, "schedule")) == 1
 
 
@@ -375,7 +377,7 @@ def test_schedule_choice_resumes_and_is_recorded(tmp_path, choice, rate):
 )
 def test_longer_run_without_a_rate_jump_needs_no_choice(tmp_path, schedule):
     run = start_run(make_config(tmp_path, "train.steps=20", "optimizer.warmup_steps=2", *schedule), ids={})
-    prepare(make_config(tmp_path, "train.steps=40", "optimizer.warmup_steps=2", *schedule))
+    prepare_run_folder(make_config(tmp_path, "train.steps=40", "optimizer.warmup_steps=2", *schedule))
     assert events_of_kind(run, "schedule") == []
 
 
@@ -384,7 +386,7 @@ def test_example_in_train_help_continues_at_the_last_rate(tmp_path, monkeypatch)
     first, second = [shlex.split(line)[3:] for line in train_command.help.splitlines() if " megaptm train " in line][:2]
     run = start_run(absolute_paths(load(TINY, first)), step=200, ids={})
     config = read_config(run, second)
-    prepare(config)
+    prepare_run_folder(config)
     assert config.train.steps == 400
     assert {learning_rate_at(config, step) for step in range(200, 400)} == {
         config.optimizer.min_lr_ratio * config.optimizer.lr
@@ -393,36 +395,38 @@ def test_example_in_train_help_continues_at_the_last_rate(tmp_path, monkeypatch)
 
 def test_omitted_schedule_choice_is_requested_again(tmp_path):
     run = start_run(make_config(tmp_path, "train.steps=10"), ids={})
-    prepare(make_config(tmp_path, "train.steps=20", "optimizer.decay_steps=10"))
+    prepare_run_folder(make_config(tmp_path, "train.steps=20", "optimizer.decay_steps=10"))
     with pytest.raises(UserError, match=r"^optimizer\.decay_steps from 10 to absent changes the learning rate"):
-        prepare(make_config(tmp_path, "train.steps=20"))
-    prepare(make_config(tmp_path, "train.steps=20", "optimizer.decay_steps=20"))  # no step was made with the first one
+        prepare_run_folder(make_config(tmp_path, "train.steps=20"))
+    prepare_run_folder(
+        make_config(tmp_path, "train.steps=20", "optimizer.decay_steps=20")
+    )  # no step was made with the first one
     assert [event["after"]["optimizer.decay_steps"] for event in events_of_kind(run, "schedule")] == [10, 20]
 
 
 def test_decay_steps_of_the_same_run_length_must_not_change(tmp_path):
     start_run(make_config(tmp_path, "train.steps=20"), ids={})
     with pytest.raises(UserError, match=r"^optimizer\.decay_steps from absent to 15 changes the learning rate"):
-        prepare(make_config(tmp_path, "train.steps=20", "optimizer.decay_steps=15"))
+        prepare_run_folder(make_config(tmp_path, "train.steps=20", "optimizer.decay_steps=15"))
 
 
 def test_decay_steps_of_inverse_decay_must_not_change(tmp_path):
     inverse = "optimizer.decay=inverse"
     start_run(make_config(tmp_path, "train.steps=20", inverse, "optimizer.decay_steps=5"), ids={})
     with pytest.raises(UserError, match=r"^optimizer\.decay_steps is 9 but the run in "):
-        prepare(make_config(tmp_path, "train.steps=40", inverse, "optimizer.decay_steps=9"))
+        prepare_run_folder(make_config(tmp_path, "train.steps=40", inverse, "optimizer.decay_steps=9"))
 
 
 def test_past_restart_must_not_change(tmp_path):
     start_run(make_config(tmp_path, "train.steps=20", "optimizer.restarts=[5]"), ids={})
     with pytest.raises(UserError, match=r"^optimizer\.restarts is .* \(steps from 10 on may change\)"):
-        prepare(make_config(tmp_path, "train.steps=20", "optimizer.restarts=[6]"))
+        prepare_run_folder(make_config(tmp_path, "train.steps=20", "optimizer.restarts=[6]"))
 
 
 def test_shortened_warmup_stays_in_a_longer_run(tmp_path):
     cut = ["optimizer.warmup_steps=20", "optimizer.max_warmup_ratio=0.35"]
     run = start_run(make_config(tmp_path, "train.steps=10", *cut), ids={})
-    prepare(make_config(tmp_path, "train.steps=25", "optimizer.decay_steps=10", *cut))
+    prepare_run_folder(make_config(tmp_path, "train.steps=25", "optimizer.decay_steps=10", *cut))
     assert load(run / "config.yaml").optimizer.warmup_steps == 3
 
 
@@ -451,7 +455,7 @@ def test_offered_key_keeps_the_rate_with_a_batch_ramp(tmp_path):
 
 def test_finished_run_needs_no_choice(tmp_path):
     run = start_run(make_config(tmp_path, "train.steps=20"), ids={})
-    prepare(make_config(tmp_path, f"train.steps={DONE}"))
+    prepare_run_folder(make_config(tmp_path, f"train.steps={DONE}"))
     assert json.dumps(events_of_kind(run, "schedule")) == "[]"
 
 

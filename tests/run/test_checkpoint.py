@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 
 TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 
@@ -50,7 +50,7 @@ def saved(config, run):
     )
     store.commit(7, {}, ranks=1)
     text = "the cat sat on the mat and looked at the other cat. " * 50
-    train("byte-bpe", [text], vocabulary=300).save(run / "tokenizer")
+    train_tokenizer_on_texts("byte-bpe", [text], vocabulary=300).save(run / "tokenizer")
     return run, model
 
 

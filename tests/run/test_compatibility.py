@@ -14,7 +14,7 @@ from megaptm.distillation.run import LOGITS_SEPARATOR, refuse_other_teacher
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
 from megaptm.run.compatibility import (
-    compatibility,
+    compatibility_record,
     find_abandoned,
     objective_files,
     refuse_other_files,
@@ -30,14 +30,14 @@ def make_checkpoint(state, step=5):
 
 def test_parameter_sharing_must_not_change():
     albert, apart = (resolve_model(load("bert/tiny", [f"model.share={share}"])) for share in ("[ffn]", "[]"))
-    state = compatibility(albert, "words")
+    state = compatibility_record(albert, "words")
     checkpoint = make_checkpoint(state)
-    refuse_other_model(checkpoint, compatibility(albert, "words"))
+    refuse_other_model(checkpoint, compatibility_record(albert, "words"))
     with pytest.raises(UserError, match="has another model: its sharing is"):
-        refuse_other_model(checkpoint, compatibility(apart, "words"))
-    plain = replace(checkpoint, state=compatibility(apart, "words"))
+        refuse_other_model(checkpoint, compatibility_record(apart, "words"))
+    plain = replace(checkpoint, state=compatibility_record(apart, "words"))
     del plain.state["model"]["sharing"]  # an older checkpoint has no such key
-    refuse_other_model(plain, compatibility(apart, "words"))
+    refuse_other_model(plain, compatibility_record(apart, "words"))
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -45,7 +45,7 @@ def test_model_description_survives_json(family):
     """JSON has no tuples, and ELMo's filters are nested tuples."""
     if not (ROOT / f"configs/{family}/tiny.yaml").is_file():
         pytest.skip("no tiny config")
-    expected = compatibility(resolve_spec(load(f"{family}/tiny")), "words")
+    expected = compatibility_record(resolve_spec(load(f"{family}/tiny")), "words")
     read = json.loads(json.dumps(expected))
     refuse_other_model(make_checkpoint(read), expected)
 
@@ -55,7 +55,7 @@ def test_pixel_normalization_must_not_change():
     own, other = (resolve_model(load("vit/tiny", [f"model.pixel_std=[{std}, {std}, {std}]"])) for std in (0.5, 0.25))
     assert own == resolve_model(load("vit/tiny"))
     assert load("vit/tiny", ["model.pixel_std=[0.25, 0.25, 0.25]"]).model.pixel_mean == (0.5,) * 3
-    of_own, of_other = (json.loads(json.dumps(compatibility(spec, "words"))) for spec in (own, other))
+    of_own, of_other = (json.loads(json.dumps(compatibility_record(spec, "words"))) for spec in (own, other))
     refuse_other_model(make_checkpoint(of_own), of_own)
     refuse_other_model(make_checkpoint(of_other), of_other)
     with pytest.raises(UserError, match="its pixel_std is "):
@@ -64,7 +64,7 @@ def test_pixel_normalization_must_not_change():
 
 def test_num_task_embeddings_must_not_change():
     specs = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
-    four, seven = (compatibility(spec, "words") for spec in specs)
+    four, seven = (compatibility_record(spec, "words") for spec in specs)
     checkpoint = make_checkpoint(seven)
     with pytest.raises(UserError, match="has another model: its tasks is 7, the config's is 4"):
         refuse_other_model(checkpoint, four)

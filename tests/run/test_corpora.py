@@ -15,7 +15,7 @@ from megaptm.resilience.events import read_events
 from megaptm.resilience.failures import BUS_ERROR_CAUSE
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.corpora_checks import check_corpora
-from megaptm.train.lost_loader import explain_loss
+from megaptm.train.lost_loader import explain_lost_worker
 from tests.drills.program import resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, settings, write_text
@@ -61,11 +61,11 @@ def test_worker_killed_by_a_truncated_shard_names_the_shard(corpus, tmp_path):
     shutil.copytree(corpus, tmp_path / "corpus")
     run_config = config(tmp_path / "corpus", "data.verify=size")
     lost = LostWorkerError(7, -signal.SIGBUS)
-    error = explain_loss(lost, run_config)
+    error = explain_lost_worker(lost, run_config)
     assert str(error) == f"data loader worker 7 died (signal 7, Bus error): {BUS_ERROR_CAUSE}."
     assert error.exit_code == EXIT_FAILURE
     os.truncate(tmp_path / "corpus/train-000000.tar", 1000)
-    error = explain_loss(lost, run_config)
+    error = explain_lost_worker(lost, run_config)
     assert re.match(r".*train-000000\.tar has 1,000 bytes where the manifest says", str(error))
     assert error.exit_code == EXIT_USER_ERROR
 
@@ -74,7 +74,7 @@ def test_worker_killed_by_a_truncated_shard_names_the_shard(corpus, tmp_path):
     ("code", "cause"), [(-signal.SIGKILL, "the machine ran out of memory"), (3, "see its output above")]
 )
 def test_lost_worker_error_names_the_cause(code, cause, corpus):
-    error = explain_loss(LostWorkerError(7, code), config(corpus))
+    error = explain_lost_worker(LostWorkerError(7, code), config(corpus))
     assert cause in str(error)
     assert error.exit_code == EXIT_FAILURE
 

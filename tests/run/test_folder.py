@@ -18,9 +18,9 @@ from megaptm.run.folder import (
     _record_changes,
     absolute_paths,
     config_variables,
-    discard_unused,
+    discard_unused_run,
     exclusive_start,
-    prepare,
+    prepare_run_folder,
     read_config,
     read_draft,
     refuse_other_config,
@@ -53,13 +53,13 @@ def record_checkpoint(run):
 
 
 def test_resolved_config_is_written(config):
-    run = prepare(config())
+    run = prepare_run_folder(config())
     assert load(run / "config.yaml") == config()
     assert not list(run.glob("*.tmp"))
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "thesis.tex"])
-@pytest.mark.parametrize("start", [prepare, lambda config: exclusive_start(config).__enter__()])
+@pytest.mark.parametrize("start", [prepare_run_folder, lambda config: exclusive_start(config).__enter__()])
 def test_folder_of_the_user_is_refused(config, tmp_path, name, start):
     own = tmp_path / "run" / name
     own.parent.mkdir()
@@ -77,7 +77,7 @@ def test_folder_with_only_logs_is_no_other(config, tmp_path):
     for name in ("lock", "launch.lock", "train.log"):
         (tmp_path / "run" / name).touch()
     with exclusive_start(config()):
-        assert (prepare(config()) / "events.jsonl").exists()
+        assert (prepare_run_folder(config()) / "events.jsonl").exists()
 
 
 def test_corpora_and_their_cache_may_be_in_a_new_folder(config, tmp_path):
@@ -85,19 +85,19 @@ def test_corpora_and_their_cache_may_be_in_a_new_folder(config, tmp_path):
     for name in ("corpora/web", "cache/web-1"):
         (run / name).mkdir(parents=True)
     mix = f"data.mix={{{run}/corpora/web: 1, 's3://bucket/news': 1}}"
-    assert (prepare(config(mix, f"data.cache_dir={run}/cache")) / "events.jsonl").exists()
+    assert (prepare_run_folder(config(mix, f"data.cache_dir={run}/cache")) / "events.jsonl").exists()
 
 
 def test_checkpoints_may_be_a_link_to_a_larger_disk(config, tmp_path):
     (tmp_path / "large").mkdir()
     (tmp_path / "run/lost+found").mkdir(parents=True)
     (tmp_path / "run/checkpoints").symlink_to(tmp_path / "large")
-    assert (prepare(config()) / "events.jsonl").exists()
+    assert (prepare_run_folder(config()) / "events.jsonl").exists()
 
 
 def test_config_of_a_run_without_checkpoints_is_replaced(config):
-    prepare(config())
-    assert load(prepare(config("train.steps=7")) / "config.yaml").train.steps == 7
+    prepare_run_folder(config())
+    assert load(prepare_run_folder(config("train.steps=7")) / "config.yaml").train.steps == 7
 
 
 def test_vocabulary_defaults_to_the_corpus(tmp_path, corpus_of_300):
@@ -106,7 +106,7 @@ def test_vocabulary_defaults_to_the_corpus(tmp_path, corpus_of_300):
     words = [f"run={tmp_path / 'run'}", f"data.mix={{{corpus_of_300}: 1}}"]
     run_config = read_config(path, words)
     assert run_config.model.vocabulary == 300
-    assert load(prepare(run_config) / "config.yaml").model.vocabulary == 300
+    assert load(prepare_run_folder(run_config) / "config.yaml").model.vocabulary == 300
     assert read_config(tmp_path / "run").model.vocabulary == 300
     assert read_config(path, [*words, "model.vocabulary=512"]).model.vocabulary == 512
     assert read_draft(path, words).config.model.vocabulary == 300
@@ -123,7 +123,7 @@ def test_unreachable_corpus_times_out_as_configured(tmp_path, faults):
 @pytest.mark.parametrize("name", ["emoji 😀", "it's #1", 'say "x"', "100%", "back\\slash", "a=b: {c}", "010"])
 def test_run_folder_may_have_any_name(config, tmp_path, name):
     run_config = config().model_copy(update={"run": str(tmp_path / name)})
-    prepare(run_config)
+    prepare_run_folder(run_config)
     assert read_config(tmp_path / name) == run_config
 
 
@@ -154,8 +154,8 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
     ],
 )
 def test_resume_with_another_layout(config, override):
-    record_checkpoint(prepare(config()))
-    assert load(prepare(config(override)) / "config.yaml") == config(override)
+    record_checkpoint(prepare_run_folder(config()))
+    assert load(prepare_run_folder(config(override)) / "config.yaml") == config(override)
 
 
 def test_planned_layout_is_written_and_reused(tmp_path, capsys):
@@ -165,7 +165,7 @@ def test_planned_layout_is_written_and_reused(tmp_path, capsys):
     assert planned.layout.processes == 2
     assert capsys.readouterr().err.startswith("layout auto: data ")
     changed = planned.model_copy(update={"layout": planned.layout.model_copy(update={"microbatch": 1})})
-    record_checkpoint(prepare(changed))
+    record_checkpoint(prepare_run_folder(changed))
     assert read_config(TINY, overrides).layout == changed.layout
     assert read_config(run).layout == changed.layout
     assert capsys.readouterr().err == "layout auto: as before in this run\n"
@@ -187,11 +187,11 @@ def test_draft_reports_a_machine_that_is_not_known(tmp_path):
     ],
 )
 def test_changed_key_is_refused_on_resume(config, override, message):
-    run = prepare(config())
+    run = prepare_run_folder(config())
     record_checkpoint(run)
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(UserError) as caught:
-        prepare(config(override))
+        prepare_run_folder(config(override))
     assert message in str(caught.value)
     assert (run / "config.yaml").read_bytes() == before
 
@@ -209,13 +209,13 @@ def test_changed_key_is_refused_on_resume(config, override, message):
     ],
 )
 def test_shares_and_weights_of_future_steps_may_change(config, before, after):
-    run = prepare(config(f"objective={before}"))
+    run = prepare_run_folder(config(f"objective={before}"))
     record_checkpoint(run)
-    assert load(prepare(config(f"objective={after}")) / "config.yaml") == config(f"objective={after}")
+    assert load(prepare_run_folder(config(f"objective={after}")) / "config.yaml") == config(f"objective={after}")
     event = read_events(run)[-1]
     assert (event["kind"], event["step"]) == ("objective", 10)
     assert event["before"] != event["after"]
-    prepare(config(f"objective={after}"))
+    prepare_run_folder(config(f"objective={after}"))
     assert len(read_events(run)) == 2
 
 
@@ -237,44 +237,44 @@ def test_shares_and_weights_of_future_steps_may_change(config, before, after):
     ],
 )
 def test_objective_of_past_steps_must_not_change(config, before, after):
-    run = prepare(config(f"objective={before}"))
+    run = prepare_run_folder(config(f"objective={before}"))
     record_checkpoint(run)
     with pytest.raises(UserError, match=r"objective is .* \(shares and weights from step 10 on may change\)"):
-        prepare(config(f"objective={after}"))
+        prepare_run_folder(config(f"objective={after}"))
     assert len(read_events(run)) == 1
 
 
 def test_other_corpus_is_refused_on_resume(config, tmp_path):
-    record_checkpoint(prepare(config()))
+    record_checkpoint(prepare_run_folder(config()))
     with pytest.raises(UserError, match=r"data\.mix is .*other.* but the run in .* was started with .*corpus"):
-        prepare(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
+        prepare_run_folder(config(f"data.mix={{{tmp_path / 'other'}: 1}}"))
 
 
 def test_other_order_of_corpora_is_refused_on_resume(config):
-    record_checkpoint(prepare(config("data.mix={a: 1, b: 1}")))
+    record_checkpoint(prepare_run_folder(config("data.mix={a: 1, b: 1}")))
     with pytest.raises(UserError, match=r"data\.mix is {.*b.*a.*} but the run in .* was started with {.*a.*b.*}"):
-        prepare(config("data.mix={b: 1, a: 1}"))
+        prepare_run_folder(config("data.mix={b: 1, a: 1}"))
 
 
 def test_all_keys_may_change_before_the_first_checkpoint(config):
-    prepare(config())
-    assert load(prepare(config("model.layers=2")) / "config.yaml").model.layers == 2
+    prepare_run_folder(config())
+    assert load(prepare_run_folder(config("model.layers=2")) / "config.yaml").model.layers == 2
 
 
 def test_run_in_use_is_not_changed(config):
-    run = prepare(config())
+    run = prepare_run_folder(config())
     before = (run / "config.yaml").read_bytes()
     with RunLock(run), pytest.raises(UserError, match="is in use"):
-        prepare(config("train.steps=400"))
+        prepare_run_folder(config("train.steps=400"))
     assert (run / "config.yaml").read_bytes() == before
 
 
 def test_ranks_refuse_the_config_of_a_concurrent_command(config, monkeypatch):
-    run = prepare(config())
+    run = prepare_run_folder(config())
     for name, value in config_variables(run).items():
         monkeypatch.setenv(name, value)
     refuse_other_config(run)
-    prepare(config("train.steps=400"))
+    prepare_run_folder(config("train.steps=400"))
     with pytest.raises(UserError, match="another command"):
         refuse_other_config(run)
 
@@ -282,7 +282,7 @@ def test_ranks_refuse_the_config_of_a_concurrent_command(config, monkeypatch):
 def test_file_instead_of_run_folder_is_refused(config, tmp_path):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(UserError, match="cannot be a folder"):
-        prepare(config())
+        prepare_run_folder(config())
 
 
 def test_run_folder_below_a_broken_link_is_refused(config, tmp_path):
@@ -291,11 +291,11 @@ def test_run_folder_below_a_broken_link_is_refused(config, tmp_path):
     with pytest.raises(
         UserError, match=r"cannot be a folder \(.*/scratch is a link to .*/gone, which does not exist\)"
     ):
-        prepare(config(f"run={tmp_path / 'scratch/run'}"))
+        prepare_run_folder(config(f"run={tmp_path / 'scratch/run'}"))
 
 
 def test_read_only_run_folder_is_refused(config, monkeypatch):
-    prepare(config())
+    prepare_run_folder(config())
 
     def read_only(path, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
@@ -303,7 +303,7 @@ def test_read_only_run_folder_is_refused(config, monkeypatch):
     monkeypatch.setattr("megaptm.run.folder.write_atomically", read_only)
     message = r"/run\) cannot be written to \(Read-only file system\): fix this, or choose another"
     with pytest.raises(UserError, match=message):
-        prepare(config("train.steps=400"))
+        prepare_run_folder(config("train.steps=400"))
 
 
 def test_config_is_written_after_a_short_failure_of_the_disk(faulty_files, tmp_path):
@@ -317,22 +317,22 @@ def test_config_is_written_after_a_short_failure_of_the_disk(faulty_files, tmp_p
 
 
 def test_only_an_untrained_run_is_discarded(config):
-    run = prepare(config())
+    run = prepare_run_folder(config())
     record_checkpoint(run)
-    discard_unused(run)
+    discard_unused_run(run)
     assert (run / "config.yaml").exists()
     (run / "events.jsonl").unlink()
     with RunLock(run):
-        discard_unused(run)
+        discard_unused_run(run)
     assert (run / "config.yaml").exists()
     checkpoint = run / "checkpoints/step-00000010"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").touch()
-    discard_unused(run)
+    discard_unused_run(run)
     assert (run / "config.yaml").exists()
     with Events(run) as events:
         events.write(BranchEvent(step=10, run="runs/first", weights_only=False))
-    discard_unused(run)
+    discard_unused_run(run)
     assert not run.exists()
 
 
@@ -344,7 +344,7 @@ def test_changes_of_a_received_config_are_printed_escaped(tmp_path, capsys):
 
 
 def test_ranks_wait_for_the_config_of_their_command(config):
-    prepare(config())
+    prepare_run_folder(config())
     assert wait_until_prepared(config(), seconds=5) == Path(config().run)
     with pytest.raises(UserError, match="a disk that all nodes share"):
         wait_until_prepared(config("train.steps=400"), seconds=0.2)

@@ -14,7 +14,7 @@ from megaptm.report.curves import plot, save_picture
 from megaptm.resilience.events import Events
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
-from megaptm.run.folder import absolute_paths, exclusive_start, prepare
+from megaptm.run.folder import absolute_paths, exclusive_start, prepare_run_folder
 from megaptm.storage import safe_open
 from megaptm.track.journal import Journal, UploadState
 from megaptm.track.uri import view_instructions
@@ -90,7 +90,7 @@ def test_run_subfolders_must_not_be_links(run, tmp_path, name):
     (tmp_path / "elsewhere").mkdir()
     (run / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"{name} is a link to"):
-        prepare(make_config(run))
+        prepare_run_folder(make_config(run))
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert not (run / "config.yaml").exists()
 
@@ -100,10 +100,10 @@ def test_checkpoints_must_not_be_those_of_another_run(run, tmp_path):
     (tmp_path / "other/checkpoints").mkdir(parents=True)
     (run / "checkpoints").symlink_to(tmp_path / "other/checkpoints")
     (run / "events.jsonl").touch()
-    prepare(make_config(run))
+    prepare_run_folder(make_config(run))
     (tmp_path / "other/config.yaml").touch()
     with pytest.raises(UserError, match="is a link to the checkpoints of another run"):
-        prepare(make_config(run))
+        prepare_run_folder(make_config(run))
 
 
 @pytest.mark.parametrize("name", ["logs", "logs/7.0", "logs/7.0/nodes"])
@@ -133,5 +133,5 @@ def test_run_folder_may_be_below_a_link(tmp_path):
     Path(tmp_path / "runs").symlink_to(tmp_path / "scratch")
     config = make_config(tmp_path / "runs" / "one")
     with exclusive_start(config):
-        prepare(config)
+        prepare_run_folder(config)
     assert (tmp_path / "scratch/one/config.yaml").is_file()

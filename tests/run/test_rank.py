@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.config import Layout
 from megaptm.errors import UserError
-from megaptm.run.rank import RankEnvironment, check_processes, worker_environment
+from megaptm.run.rank import RankEnvironment, check_world_size, worker_environment
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
 SRUN = {
@@ -98,8 +98,8 @@ def test_missing_scontrol_is_refused(monkeypatch):
 
 def test_num_processes_must_match_the_layout():
     layout = Layout(data=2, tensor=2)
-    check_processes(RankEnvironment(rank=0, world=4, local_rank=0), layout)
+    check_world_size(RankEnvironment(rank=0, world=4, local_rank=0), layout)
     with pytest.raises(UserError, match="8 processes are more than the 4 the layout needs"):
-        check_processes(RankEnvironment(rank=0, world=8, local_rank=0), layout)
+        check_world_size(RankEnvironment(rank=0, world=8, local_rank=0), layout)
     with pytest.raises(UserError, match="2 processes are fewer than the 4"):
-        check_processes(RankEnvironment(rank=0, world=2, local_rank=0), layout)
+        check_world_size(RankEnvironment(rank=0, world=2, local_rank=0), layout)

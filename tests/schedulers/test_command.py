@@ -8,7 +8,7 @@ from megaptm.errors import UserError
 from megaptm.schedulers.slurm import command
 from megaptm.schedulers.slurm.command import run_slurm
 from megaptm.schedulers.slurm.environment import torch_variables
-from megaptm.schedulers.slurm.jobs import check_submission, job_fields, job_state
+from megaptm.schedulers.slurm.jobs import check_submission, job_state, slurm_job_fields
 from megaptm.schedulers.slurm.nodes import run_on_slurm_nodes
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
@@ -32,7 +32,7 @@ def reason(request, tmp_path, monkeypatch):
 @pytest.mark.timeout(30)
 def test_hanging_command_is_not_awaited(reason):
     assert job_state("7") == ("UNKNOWN", "")
-    assert job_fields("7") == {}
+    assert slurm_job_fields("7") == {}
     with pytest.raises(UserError, match=reason):
         run_on_slurm_nodes("module", [], 1.0)
     with pytest.raises(UserError, match=reason):

@@ -3,7 +3,7 @@
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.options import option_value, parse_sbatch_options, script_lines
+from megaptm.schedulers.slurm.options import parse_sbatch_options, sbatch_lines, sbatch_option_value
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,11 @@ def test_option_that_megaptm_sets_is_refused(text, message):
 
 @pytest.mark.parametrize("text", ["--partition=large", "--partition large", "-plarge", "-p large", "-Hp large"])
 def test_option_value_in_each_spelling(text):
-    assert option_value(parse_sbatch_options(["--partition=other", text, "--no-requeue"]), "partition") == "large"
+    assert (
+        sbatch_option_value(parse_sbatch_options(["--partition=other", text, "--no-requeue"]), "partition") == "large"
+    )
 
 
 def test_script_lines_quote_spaces_and_keep_values_beside_options():
     words = parse_sbatch_options(["-p large", "--comment='two words #1'", "--gres=nvme:1 --exclusive"])
-    assert script_lines(words) == ["-p large", '"--comment=two words #1"', "--gres=nvme:1", "--exclusive"]
+    assert sbatch_lines(words) == ["-p large", '"--comment=two words #1"', "--gres=nvme:1", "--exclusive"]

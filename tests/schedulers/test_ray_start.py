@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.schedulers.ray.connection import _start_here, connect
+from megaptm.schedulers.ray.connection import _start_here, connect_to_ray
 from megaptm.schedulers.ray.start import VARIABLE, StartRetries, retry_seconds
 from tests import ROOT
 from tests.storage.server import free_port
@@ -138,10 +138,10 @@ def test_temporary_folder_with_a_long_path_is_reported(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     with pytest.raises(UserError, match=f"{folder}, is too long .* set RAY_TMPDIR to a folder with a shorter path"):
-        connect("local", cpus=1)
+        connect_to_ray("local", cpus=1)
 
 
 def test_dashboard_address_is_refused():
     pytest.importorskip("ray")
     with pytest.raises(UserError, match=r"^http://head:8265 is the address of a dashboard.*set HOST:PORT"):
-        connect("http://head:8265")
+        connect_to_ray("http://head:8265")

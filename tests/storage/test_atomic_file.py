@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.errors import UserError, storage_errors_as_user_errors
-from megaptm.storage import AtomicFile, is_unfinished, write_atomically, write_session
+from megaptm.storage import AtomicFile, is_unfinished_file, write_atomically, write_session
 
 
 def names(folder):
@@ -69,7 +69,7 @@ def test_first_writer_removes_unfinished_files(tmp_path):
         with write_session(tmp_path / "folder"):
             assert own.exists()
     assert all(map(Path.exists, finished))
-    assert not any(map(is_unfinished, finished))
+    assert not any(map(is_unfinished_file, finished))
     with write_session(tmp_path / "folder"):
         assert not own.exists()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from megaptm.tokenizers import KINDS, Tokenizer, train
+from megaptm.tokenizers import KINDS, Tokenizer, train_tokenizer_on_texts
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{kind: (kind, {"vocabulary": 900 if kind == "bpe" else 600}) for kind in KINDS},
@@ -32,4 +32,4 @@ def texts() -> list[str]:
 @pytest.fixture(scope="session")
 def trained(texts: list[str]) -> dict[str, Tokenizer]:
     """Name of a variant -> its tokenizer."""
-    return {name: train(kind, texts, **options) for name, (kind, options) in VARIANTS.items()}
+    return {name: train_tokenizer_on_texts(kind, texts, **options) for name, (kind, options) in VARIANTS.items()}

@@ -16,7 +16,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from megaptm.errors import UserError
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.tokenizers import find_first_tokens, load, train
+from megaptm.tokenizers import find_first_tokens, load, train_tokenizer_on_texts
 from megaptm.tokenizers.normalization import (
     BLOCK,
     SIGMA,
@@ -167,7 +167,10 @@ def test_sigma_is_lowercased_as_by_python():
 def trained():
     """`lowercase` -> tokenizer trained on composed sentences."""
     composed = [unicodedata.normalize("NFC", sentence) for sentence in SENTENCES] * 2
-    return {low: train("unigram", composed, vocabulary=400, sentinels=3, lowercase=low) for low in (False, True)}
+    return {
+        low: train_tokenizer_on_texts("unigram", composed, vocabulary=400, sentinels=3, lowercase=low)
+        for low in (False, True)
+    }
 
 
 @pytest.mark.parametrize("lowercase", [False, True])

@@ -9,14 +9,14 @@ import pytest
 
 from megaptm.commands import tokenizer as command
 from megaptm.errors import UserError
-from megaptm.tokenizers import KINDS, SPECIALS, train
+from megaptm.tokenizers import KINDS, SPECIALS, train_tokenizer_on_texts
 
 TRAIN_ALONE = """
 import sys, argparse
-from megaptm.tokenizers import KINDS, train
+from megaptm.tokenizers import KINDS, train_tokenizer_on_texts
 texts = [open(argparse.__file__, encoding="utf-8").read(), "naïve 漢字 ünï — “quoted”"]
 for kind in KINDS:
-    print(train(kind, texts, vocabulary=500).fingerprint)
+    print(train_tokenizer_on_texts(kind, texts, vocabulary=500).fingerprint)
 """
 
 
@@ -46,12 +46,12 @@ def test_digits_makes_each_digit_a_token(kind):
     texts = ["In 2022 she sold 2022 of 1999, or 19992022 of them, for 34567.80 each to e2e.\n" * 20]
 
     def merged_digits(**options):
-        names = train(kind, texts, vocabulary=340, **options).library.get_vocab()
+        names = train_tokenizer_on_texts(kind, texts, vocabulary=340, **options).library.get_vocab()
         return {name for name in names if re.search("[0-9]", name) and len(name) > 1 and not name.startswith("<")}
 
     assert merged_digits()
     assert merged_digits(digits=True) == set()
-    tokenizer = train(kind, texts, vocabulary=340, digits=True)
+    tokenizer = train_tokenizer_on_texts(kind, texts, vocabulary=340, digits=True)
     pieces = [tokenizer.library.id_to_token(id_) for id_ in tokenizer.encode("sold 2022").tolist()]
     assert pieces[-5:] == ["▁", "2", "0", "2", "2"]
     assert tokenizer.decode(tokenizer.encode("sold 1999 of e2e")) == "sold 1999 of e2e"
@@ -83,19 +83,19 @@ def test_unigram_has_ids_of_t5(trained):
 
 @pytest.mark.parametrize(("lowercase", "decoded"), [(False, "The Parser"), (True, "the parser")])
 def test_wordpiece_option_lowercase(lowercase, decoded, texts):
-    tokenizer = train("wordpiece", texts, vocabulary=600, lowercase=lowercase)
+    tokenizer = train_tokenizer_on_texts("wordpiece", texts, vocabulary=600, lowercase=lowercase)
     assert tokenizer.decode(tokenizer.encode("The Parser")) == decoded
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_small_vocabulary_is_rejected(kind, texts):
     with pytest.raises(UserError, match="vocabulary"):
-        train(kind, texts, vocabulary=3 if kind == "words" else 103)
+        train_tokenizer_on_texts(kind, texts, vocabulary=3 if kind == "words" else 103)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_text_gives_smaller_vocabulary(kind):
-    tokenizer = train(kind, ["the cat sat on the mat\n" * 3], vocabulary=5000)
+    tokenizer = train_tokenizer_on_texts(kind, ["the cat sat on the mat\n" * 3], vocabulary=5000)
     assert len(tokenizer.encode("the cat")) > 0
     assert tokenizer.vocabulary < 500
 
@@ -103,12 +103,12 @@ def test_small_text_gives_smaller_vocabulary(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_without_text_is_rejected(kind):
     with pytest.raises(UserError, match="no text"):
-        train(kind, ["", " \n"], vocabulary=500)
+        train_tokenizer_on_texts(kind, ["", " \n"], vocabulary=500)
 
 
 def test_unknown_kind_is_rejected():
     with pytest.raises(UserError, match="bpe, byte-bpe, char-bpe, wordpiece, unigram, words"):
-        train("letters", ["text"], vocabulary=500)
+        train_tokenizer_on_texts("letters", ["text"], vocabulary=500)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_unknown_kind_is_rejected():
 )
 def test_incompatible_options_are_rejected(kind, options, message):
     with pytest.raises(UserError, match=message):
-        train(kind, ["text"], vocabulary=500, **options)
+        train_tokenizer_on_texts(kind, ["text"], vocabulary=500, **options)
 
 
 def test_command_has_same_kinds():
@@ -143,7 +143,7 @@ SUPPORTED = [
 def test_special_tokens_have_published_ids(kind, specials, texts):
     """`first` have the ids 0, 1 ...; `last` have the highest ids except sentinels."""
     special_set = SPECIALS[specials]
-    tokenizer = train(kind, texts[1:], vocabulary=460, specials=specials, sentinels=2)
+    tokenizer = train_tokenizer_on_texts(kind, texts[1:], vocabulary=460, specials=specials, sentinels=2)
     size, find_id = tokenizer.vocabulary, tokenizer.library.token_to_id
     last = (*special_set.last, "<extra_id_1>", "<extra_id_0>")
     assert [find_id(name) for name in special_set.first] == list(range(len(special_set.first)))
@@ -164,14 +164,14 @@ def test_roberta_has_published_ids(trained):
 
 
 def test_words_are_sorted_by_frequency():
-    tokenizer = train("words", ["b, a b (c) a b\n"], vocabulary=6)
+    tokenizer = train_tokenizer_on_texts("words", ["b, a b (c) a b\n"], vocabulary=6)
     assert [tokenizer.library.id_to_token(id_) for id_ in range(6)] == ["<unk>", "<s>", "</s>", "b", "a", "("]
     assert tokenizer.encode("a b, Z").tolist() == [4, 3, 0, 0]
     assert tokenizer.decode([4, 3]) == "a b"
 
 
 def test_char_bpe_marks_ends_of_words_and_lowercases():
-    tokenizer = train("char-bpe", ["the the then\n" * 9], vocabulary=500)
+    tokenizer = train_tokenizer_on_texts("char-bpe", ["the the then\n" * 9], vocabulary=500)
     ids = tokenizer.encode("The then").tolist()
     assert [tokenizer.library.id_to_token(id_) for id_ in ids] == ["the</w>", "then</w>"]
     assert tokenizer.decode(ids) == "the then"
@@ -181,6 +181,6 @@ def test_char_bpe_marks_ends_of_words_and_lowercases():
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_of_special_tokens_in_text_are_not_learned(kind):
     text = "a <s>b</s> <s>c</s> x<mask>y <extra_id_0>\n" * 300
-    tokenizer = train(kind, [text], vocabulary=400, specials="roberta", sentinels=1)
+    tokenizer = train_tokenizer_on_texts(kind, [text], vocabulary=400, specials="roberta", sentinels=1)
     unknown = tokenizer.library.token_to_id("<unk>")
     assert set(tokenizer.encode(text).tolist()) & tokenizer.special.specials <= {unknown}

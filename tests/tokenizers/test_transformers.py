@@ -8,7 +8,7 @@ import transformers
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.tokenizers import Tokenizer, load, train
+from megaptm.tokenizers import Tokenizer, load, train_tokenizer_on_texts
 from megaptm.tokenizers.normalization import collapse_precompiled, make_library_normalizer
 from megaptm.tokenizers.probe import probe_texts
 from tests.tokenizers.conftest import VARIANTS
@@ -133,7 +133,7 @@ CHINESE = "北京大学在海淀区。学生们喜欢读书,也喜欢 Python 3.1
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_chinese_characters_are_words_as_in_bert(lowercase, tmp_path):
-    tokenizer = train("wordpiece", [CHINESE], vocabulary=400, lowercase=lowercase)
+    tokenizer = train_tokenizer_on_texts("wordpiece", [CHINESE], vocabulary=400, lowercase=lowercase)
     vocabulary = tokenizer.content["model"]["vocab"]
     (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.get)))
     reference = BertTokenizerLegacy(tmp_path / "vocab.txt", do_lower_case=lowercase)

@@ -9,7 +9,7 @@ import pytest
 
 from megaptm.errors import UserError
 from megaptm.storage.atomic_file import SUFFIX
-from megaptm.track import Tracker, default_uri
+from megaptm.track import Tracker, default_tracking_uri
 from megaptm.track.database import _remove_partial_files, ensure_database
 
 pytestmark = pytest.mark.real
@@ -94,7 +94,7 @@ def test_database_of_another_program_is_refused(tmp_path):
         database.execute("create table bookmarks (name text)")
     before = (tmp_path / "mlflow.db").read_bytes()
     with pytest.raises(UserError, match=r"mlflow.db is not an MLflow database \(it has a table bookmarks\)"):
-        ensure_database(default_uri(tmp_path / "run"))
+        ensure_database(default_tracking_uri(tmp_path / "run"))
     assert (tmp_path / "mlflow.db").read_bytes() == before
 
 
@@ -110,13 +110,13 @@ def test_only_own_partial_files_are_removed(tmp_path):
 def test_folder_name_may_have_characters_of_uris(tmp_path):
     """One database for all characters: MLflow takes seconds to create its tables."""
     folder = tmp_path / "a#b%c d%20e"
-    ensure_database(default_uri(folder / "run"))
+    ensure_database(default_tracking_uri(folder / "run"))
     assert tables(folder / "mlflow.db")
 
 
 def test_question_mark_in_the_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"a\?b contains a question mark.*choose another run=FOLDER, set track.uri"):
-        default_uri(tmp_path / "a?b" / "run")
+        default_tracking_uri(tmp_path / "a?b" / "run")
 
 
 # Children are forked from a process that has imported MLflow.

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.track import Tracker, default_uri, upload, view_instructions
+from megaptm.track import Tracker, default_tracking_uri, upload_metrics, view_instructions
 from megaptm.track.journal import STATE, UploadState
 
 
@@ -37,7 +37,7 @@ def runs(folder):
 def client(run):
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=default_uri(run))
+    return MlflowClient(tracking_uri=default_tracking_uri(run))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def database(tmp_path_factory):
     from megaptm.track.database import ensure_database  # imports MLflow
 
     run = tmp_path_factory.mktemp("mlflow") / "run"
-    ensure_database(default_uri(run))
+    ensure_database(default_tracking_uri(run))
     return run.parent / "mlflow.db"
 
 
@@ -181,12 +181,12 @@ def test_loss_name_may_have_characters_that_mlflow_rejects(tmp_path):
 
 def test_upload_to_an_unreachable_server_fails(run):
     with pytest.raises(UserError, match=r"metrics.jsonl was not sent to MLflow at http://127.0.0.1:9 \(.*responds"):
-        upload(run, uri="http://127.0.0.1:9", experiment="megaptm")
+        upload_metrics(run, uri="http://127.0.0.1:9", experiment="megaptm")
 
 
 def test_upload_sends_the_missing_records(run):
     tracker = Tracker(run, enabled=False)
     tracker.log_metrics(3, {"loss": 1.0})
     tracker.close()
-    upload(run, uri=None, experiment="megaptm")
+    upload_metrics(run, uri=None, experiment="megaptm")
     assert runs(run.parent) == [("megaptm", "run", [1, 2, 3])]

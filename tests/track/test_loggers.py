@@ -19,7 +19,7 @@ import pytest
 
 from megaptm.config.schema import TrackConfig
 from megaptm.errors import UserError
-from megaptm.track import Tracker, read_metrics, upload
+from megaptm.track import Tracker, read_metrics, upload_metrics
 from megaptm.track.loggers import LOGGERS, refuse_missing_packages
 from megaptm.track.tracker import Uploader
 from tests import ROOT
@@ -259,7 +259,7 @@ def test_upload_sends_what_is_missing(tmp_path):
     run = tmp_path / "run"
     with Tracker(run, enabled=False) as tracker:
         tracker.log_metrics(1, {"loss": 2.0})
-    upload(run, uri=None, experiment="megaptm", loggers=("csv", "tensorboard"))
+    upload_metrics(run, uri=None, experiment="megaptm", loggers=("csv", "tensorboard"))
     assert csv_values(run, "loss") == tensorboard_values(run, "loss") == [(1, 2.0)]
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from megaptm.errors import UserError
 from megaptm.run.folder import config_variables, read_config
-from megaptm.track import Tracker, upload
+from megaptm.track import Tracker, upload_metrics
 from megaptm.track.uri import (
     DATABASE_LOGINS,
     LOGIN_VARIABLES,
     MLFLOW_URI,
     TYPED_URI,
-    database_path,
     refuse_foreign_server,
     refuse_other_scheme,
+    tracking_database_path,
 )
 from tests import ROOT
 
@@ -75,7 +75,7 @@ def test_upload_to_such_a_server_is_refused(server, token, tmp_path):
     tracker.log_metrics(1, {"loss": 1.0})
     tracker.close()
     with pytest.raises(UserError, match="MLflow would send the login in MLFLOW_TRACKING_TOKEN to it"):
-        upload(tmp_path / "run", uri=uri, experiment="megaptm")
+        upload_metrics(tmp_path / "run", uri=uri, experiment="megaptm")
     assert sent == []
 
 
@@ -135,7 +135,7 @@ def test_uri_on_the_command_line_is_trusted(token):
 def test_sqlite_options_in_the_uri_are_refused():
     """With `uri=true` SQLite reads another path from the name, which would bypass the check for other databases."""
     with pytest.raises(UserError, match="SQLite options after"):
-        database_path("sqlite:///file:/elsewhere/path.db?uri=true")
+        tracking_database_path("sqlite:///file:/elsewhere/path.db?uri=true")
 
 
 @pytest.mark.parametrize(

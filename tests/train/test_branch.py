@@ -14,7 +14,7 @@ from megaptm.resilience.events import BackEvent, ChangeEvent, Events, last_saved
 from megaptm.resilience.lock import RunLock
 from megaptm.run.back import go_back
 from megaptm.run.branch import Branch
-from megaptm.run.folder import prepare, read_config
+from megaptm.run.folder import prepare_run_folder, read_config
 from megaptm.track import read_metrics
 from megaptm.track.journal import UploadState
 from tests.bad_input.commands import content, user_error
@@ -194,7 +194,7 @@ def cosine(runs):
     cosine = ("train.steps=4", "optimizer.warmup_steps=0", "optimizer.decay=cosine")
     run = runs.train("cosine", *CONSTANT, *cosine)
     recipe = read_config(run)
-    prepare(read_config(run, ["train.steps=8", "optimizer.restarts=[4]"]))
+    prepare_run_folder(read_config(run, ["train.steps=8", "optimizer.restarts=[4]"]))
     return run, [learning_rate_at(recipe, step) for step in range(4)]
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from megaptm.config import StopConfig, load_run_config
-from megaptm.launch.slurm.preflight import is_finished
+from megaptm.launch.slurm.preflight import is_run_finished
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from megaptm.train.early_stop import EarlyStop
@@ -119,6 +119,6 @@ def test_counting_starts_again_with_another_metric_or_recipe(metric, recipe):
 
 
 def test_run_that_stopped_early_is_finished_for_its_jobs(stopped):
-    assert is_finished(load_run_config(stopped / "config.yaml"))
+    assert is_run_finished(load_run_config(stopped / "config.yaml"))
     other_rate = load_run_config(stopped / "config.yaml").optimizer.model_copy(update={"lr": 0.1})
-    assert not is_finished(load_run_config(stopped / "config.yaml").model_copy(update={"optimizer": other_rate}))
+    assert not is_run_finished(load_run_config(stopped / "config.yaml").model_copy(update={"optimizer": other_rate}))

@@ -70,9 +70,9 @@ COMPUTES_FOR_EVER = """
 with heartbeat.during("loading"):
     import torch
     import torch.distributed as dist
-    from megaptm.parallel.groups import join
+    from megaptm.parallel.groups import join_process_group
     from megaptm.run.rank import worker_environment
-    join(rank=rank, world=2, local_rank=rank, listener=worker_environment().listener)
+    join_process_group(rank=rank, world=2, local_rank=rank, listener=worker_environment().listener)
 def compute_for_ever():
     while True:
         time.sleep(0.1)

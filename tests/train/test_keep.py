@@ -10,7 +10,7 @@ from megaptm.checkpoint.committed import FOLDER, MANIFEST
 from megaptm.commands.checkpoint import list_checkpoints, verify
 from megaptm.config import load
 from megaptm.config.schema import KeepConfig
-from megaptm.run.held_out import FIELD, HeldOutLoss, data_recipes
+from megaptm.run.held_out import FIELD, HeldOutLoss, held_out_recipes
 from megaptm.run.selected import find_best
 from megaptm.track import read_metrics
 from tests.bad_input.commands import user_error
@@ -143,9 +143,9 @@ def test_a_changed_set_leaves_the_losses_of_the_mix():
     after = load(
         "gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news, batches: 3}, web: {corpus: w}}"]
     )
-    first = HeldOutLoss(data_recipes(before))
+    first = HeldOutLoss(held_out_recipes(before))
     first.add(10, {"loss": 1.0, "news/loss": 1.0})
-    second = HeldOutLoss(data_recipes(after))
+    second = HeldOutLoss(held_out_recipes(after))
     second.restore(json.loads(json.dumps(asdict(first))))
     assert second.last == 1.0
     second.add(20, {"loss": 2.0, "news/loss": 2.0, "web/loss": 2.0})

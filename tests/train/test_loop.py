@@ -99,7 +99,7 @@ def resume(monkeypatch, losses, *, end, stops=False):
         checkpointer=SimpleNamespace(early_stop=EarlyStop(None), held_out=HeldOutLoss(losses=losses)),
         callbacks=SimpleNamespace(take_error=lambda: None, take_requests=lambda: (stops, False)),
     )
-    return loop.train(run, start=4), calls, weights
+    return loop.run_training_loop(run, start=4), calls, weights
 
 
 @pytest.mark.parametrize("losses", [{}, {"loss": {2: 2.0}}])

@@ -10,7 +10,7 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.launch.local import launch
 from megaptm.resilience.events import read_events
-from megaptm.run.folder import exclusive_start, prepare, read_config
+from megaptm.run.folder import exclusive_start, prepare_run_folder, read_config
 from tests.drills.program import arguments, checkpoints, losses
 from tests.train.test_plugins import OBJECTIVES
 from tests.train.test_spikes import POISON
@@ -39,7 +39,7 @@ def start_run(words, environment, processes=2):
     path, *overrides = words
     config = read_config(Path(path), overrides)
     with exclusive_start(config):
-        run = prepare(config)
+        run = prepare_run_folder(config)
         command = [sys.executable, "-c", WORKER, "--run", str(run)]
         return launch(command, processes=processes, run=run, environment=environment, threads=1)
 

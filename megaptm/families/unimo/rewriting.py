@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, quote_value
 
 Text = tuple[Hashable, ...]
 """Text of a caption as words in order: strings, or the token ids of each."""
@@ -59,7 +59,7 @@ class Rewriter:
         self._meanings: dict[Text, Meaning] = {}
         for kind, groups in self._phrases_of.items():
             if kind not in KINDS:
-                raise UserError(f"rewriting: {shown(kind)} is not a kind of phrase: use {', '.join(KINDS)}.")
+                raise UserError(f"rewriting: {quote_value(kind)} is not a kind of phrase: use {', '.join(KINDS)}.")
             for index, phrases in enumerate(groups):
                 if not phrases:
                     raise UserError(
@@ -70,8 +70,8 @@ class Rewriter:
                         raise UserError(f"rewriting: a phrase of the {kind} has no words: remove it.")
                     if phrase in self._meanings:
                         raise UserError(
-                            f"rewriting: {shown(phrase)} occurs twice, among the {self._meanings[phrase].kind} and the "
-                            f"{kind}: a phrase has one meaning; remove one."
+                            f"rewriting: {quote_value(phrase)} occurs twice, among the "
+                            f"{self._meanings[phrase].kind} and the {kind}: a phrase has one meaning; remove one."
                         )
                     self._meanings[phrase] = Meaning(kind, index)
         self._longest = max(map(len, self._meanings), default=0)

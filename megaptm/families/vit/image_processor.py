@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from megaptm.errors import UserError, shown
+from megaptm.errors import UserError, quote_value
 from megaptm.families.vit.objectives import ImageLabels, ImageObjective
 from megaptm.families.vit.pixels import RESAMPLINGS
 from megaptm.families.vit.spec import CHANNELS, MAX_PIXEL_STATISTIC, Channels, grid_of, patch_side, patches_of
@@ -146,7 +146,7 @@ class ProcessorFields:
         self.kind = match[1] if match else ""
         if self.kind not in DEFAULTS:
             known = ", ".join(f"{name}ImageProcessor" for name in DEFAULTS)
-            raise UserError(f"{path}: image_processor_type is {shown(kind)}; only {known} can be imported.")
+            raise UserError(f"{path}: image_processor_type is {quote_value(kind)}; only {known} can be imported.")
         self.values = COMMON_DEFAULTS | DEFAULTS[self.kind] | {"rescale_factor": 1 / MAX_PIXEL_VALUE}
         self.values |= {name: value for name, value in fields.items() if value is not None}
 
@@ -225,7 +225,8 @@ class ProcessorFields:
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         raise UserError(
-            f"{self.path}: {name} is {shown(self.values.get(name))}; to import {self.spec.name} it must be {expected}."
+            f"{self.path}: {name} is {quote_value(self.values.get(name))}; to import {self.spec.name} it must "
+            f"be {expected}."
         )
 
 

@@ -104,9 +104,9 @@ class WordFamily(LayerlessFamily):
 
     def build_engine(self, config: Any, spec: WordSpec, corpora: Any, *, timeout_minutes: float) -> Any:
         try:
-            from megaptm.families.word_vectors.engines import build_engine
+            from megaptm.families.word_vectors.engines import build_word_engine
 
-            return build_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
+            return build_word_engine(config, spec, corpora, timeout_minutes=timeout_minutes)
         except ModuleNotFoundError as error:
             if error.name != "numba":
                 raise

@@ -10,7 +10,7 @@ from megaptm.families.word_vectors.windows import WordWindows
 from megaptm.run.corpora import RunCorpora
 
 
-def build_engine(config: Config, spec: WordSpec, corpora: RunCorpora, *, timeout_minutes: float) -> Any:
+def build_word_engine(config: Config, spec: WordSpec, corpora: RunCorpora, *, timeout_minutes: float) -> Any:
     """Build a training engine of word vectors without weights. Raise ModuleNotFoundError if it needs numba, which is
     not installed."""
     if spec.family.is_network:

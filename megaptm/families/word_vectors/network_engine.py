@@ -25,7 +25,7 @@ from megaptm.families.word_vectors.network_windows import (
 from megaptm.families.word_vectors.networks import build_network
 from megaptm.families.word_vectors.ranking import WindowRanking
 from megaptm.families.word_vectors.vocabulary import COUNTS, frequent_words, read_counts
-from megaptm.parallel.groups import Ranks, device, open_groups
+from megaptm.parallel.groups import Ranks, open_groups, rank_device
 from megaptm.parallel.replicas import check_replicas
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, StepResult
 from megaptm.run.corpora import RunCorpora
@@ -45,7 +45,7 @@ class NetworkEngine:
         self.spec, self.config, self.corpora, self.task = spec, config, corpora, config.built_objective
         self.losses: dict[str, float] = dict(self.task.losses)
         self.ranks: Ranks = open_groups(config.layout, timeout_minutes=timeout_minutes)
-        self.network = build_network(spec).to(device())
+        self.network = build_network(spec).to(rank_device())
         self.counts = np.zeros(0, np.int64)
         self._outside = outside_token(corpora.tokenizer.special)
         self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
@@ -121,7 +121,7 @@ class NetworkEngine:
             raise UserError(
                 f"{self.spec.name} needs at least two words, and the corpora have {len(words)}: use more text."
             )
-        self._words = torch.from_numpy(words).to(device())
+        self._words = torch.from_numpy(words).to(rank_device())
         self._set_dictionary(max(step - 1, 0))
 
     def _set_dictionary(self, step: int) -> None:
@@ -131,7 +131,7 @@ class NetworkEngine:
 
     def _windows_and_labels(self, batch: dict[str, Tensor]) -> dict[str, LabeledWindows]:
         """Return the windows of words and the labels for each loss of NNLM or C&W."""
-        batch = {name: value.to(device()) for name, value in batch.items()}
+        batch = {name: value.to(rank_device()) for name, value in batch.items()}
         if not isinstance(self.task, WindowRanking):
             return {"lm": next_words(batch, self.spec, self._outside)}
         known = self._dictionary, self._unknown
@@ -182,7 +182,7 @@ class NetworkEngine:
         """Return the sums of values over all data ranks."""
         if self.ranks.data_size == 1:
             return values
-        sums = torch.tensor(values, dtype=torch.float64, device=device())
+        sums = torch.tensor(values, dtype=torch.float64, device=rank_device())
         dist.all_reduce(sums)
         return sums.tolist()
 
@@ -195,6 +195,6 @@ class NetworkEngine:
 
 
 def _all_reduce_counts(counts: np.ndarray) -> np.ndarray:
-    sums = torch.from_numpy(counts).to(device())
+    sums = torch.from_numpy(counts).to(rank_device())
     dist.all_reduce(sums)
     return sums.cpu().numpy()

@@ -20,7 +20,7 @@ from megaptm.families.word_vectors.vocabulary import frequent_words, read_counts
 from megaptm.families.word_vectors.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.storage import read_text_file
-from megaptm.suggest import suggest
+from megaptm.suggest import suggest_name
 from megaptm.tokenizers import load as load_tokenizer
 
 MAX_SEARCHED = 20_000
@@ -85,7 +85,7 @@ class WordVectors:
 
     def _row_of_word(self, word: str) -> int:
         if word not in self.rows:
-            suggestion = suggest(word, self.words[:MAX_SEARCHED])
+            suggestion = suggest_name(word, self.words[:MAX_SEARCHED])
             remedy = f"did you mean {suggestion}?" if suggestion else "choose another word."
             raise UserError(f"{word} is not one of the {len(self.words):,} words with a vector: {remedy}")
         return self.rows[word]

@@ -18,7 +18,7 @@ from megaptm.resilience.events import Event, NodeLostEvent, WorkerLostEvent
 from megaptm.resilience.failures import ProcessExit, failed_exits
 from megaptm.resilience.heartbeat import VARIABLE
 from megaptm.resilience.watchdog import Hang, Watchdog
-from megaptm.schedulers.ray.cluster import alive_nodes
+from megaptm.schedulers.ray.cluster import alive_ray_nodes
 
 WORKER = "megaptm.train.worker"
 GRACE_SECONDS = 10.0
@@ -253,7 +253,7 @@ class RunAttempt:
             [agent for agent in agents if agent in self._remaining_agents()],
         )
         while remaining:
-            alive, is_over = {node.id for node in alive_nodes()[1]}, time.monotonic() > deadline
+            alive, is_over = {node.id for node in alive_ray_nodes()[1]}, time.monotonic() > deadline
             self.outcome.lost += [agent.assignment for agent in remaining if agent.assignment.node.id not in alive]
             remaining = [agent for agent in remaining if agent.assignment.node.id in alive]
             if is_over:

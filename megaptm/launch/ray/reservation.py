@@ -10,7 +10,7 @@ from typing import Any
 
 from megaptm.config import Layout
 from megaptm.launch.ray.placement import RankAssignment, assign_ranks, without_excluded
-from megaptm.schedulers.ray.cluster import alive_nodes
+from megaptm.schedulers.ray.cluster import alive_ray_nodes
 
 RESERVE_SECONDS = 30.0
 POLL_SECONDS = 0.5
@@ -62,7 +62,7 @@ def reserve_devices(
 
 
 def _try_reserve(layout: Layout, excluded: Collection[str]) -> Reservation | None:
-    kind, nodes = alive_nodes()
+    kind, nodes = alive_ray_nodes()
     assignments = assign_ranks(without_excluded(nodes, excluded), layout)
     if assignments is None:
         return None
@@ -81,7 +81,7 @@ def _autoscaler_demand(layout: Layout, excluded: Collection[str]) -> Iterator[Ca
     """Report the missing devices to Ray's autoscaler while the context is open. The report is a placement group in
     units of a tensor group, which nodes of any size can satisfy, and ends with this process; the autoscaler's own
     request would keep nodes running afterwards."""
-    kind, nodes = alive_nodes()
+    kind, nodes = alive_ray_nodes()
     ids = [node.id for node in nodes if node.address in excluded]
     count = layout.processes // layout.tensor
     labels = [{NODE_ID: f"!in({','.join(ids)})"}] * count if ids else None

@@ -37,8 +37,15 @@ from megaptm.resilience.failures import (
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
 from megaptm.resilience.watchdog import Limits, Watchdog
-from megaptm.run.folder import absolute_paths, config_variables, discard_unused, exclusive_start, log_launch, prepare
-from megaptm.schedulers.ray.cluster import alive_nodes
+from megaptm.run.folder import (
+    absolute_paths,
+    config_variables,
+    discard_unused_run,
+    exclusive_start,
+    log_launch,
+    prepare_run_folder,
+)
+from megaptm.schedulers.ray.cluster import alive_ray_nodes
 
 BUSY_SECONDS = 10.0
 """Seconds in which a job that has just ended frees its devices."""
@@ -51,7 +58,7 @@ def launch_command(address: str | None) -> list[str]:
 
 def show_placement(config: Config) -> None:
     """Print the nodes on which the ranks would run now. Raise UserError if there is not enough room."""
-    kind, nodes = alive_nodes()
+    kind, nodes = alive_ray_nodes()
     assignments = assign_ranks(nodes, config.layout)
     if assignments is None:
         raise not_enough_devices_error(nodes, config.layout, kind)
@@ -100,7 +107,7 @@ class Supervisor:
                 return report_interrupt(run=self._run)
             except UserError:
                 if is_new and self._is_locked:
-                    discard_unused(self._run)
+                    discard_unused_run(self._run)
                 raise
 
     def _supervise_locked(self) -> int:
@@ -116,14 +123,14 @@ class Supervisor:
         return EXIT_CONTINUE
 
     def _reserve_first(self) -> Reservation | None:
-        kind, nodes = alive_nodes()
+        kind, nodes = alive_ray_nodes()
         has_devices = (
             count_ranks([node.devices for node in nodes], self._config.layout.tensor) >= self._config.layout.processes
         )
         seconds = max(self._wait, BUSY_SECONDS if has_devices else 0.0)
         reservation = reserve_devices(self._config.layout, seconds=seconds, should_stop=lambda: self._stop_signals)
         if reservation is None and not self._stop_signals:
-            raise not_enough_devices_error(alive_nodes()[1], self._config.layout, kind)
+            raise not_enough_devices_error(alive_ray_nodes()[1], self._config.layout, kind)
         return reservation
 
     def _reserve_again(self, seconds: float) -> Reservation | None:
@@ -135,7 +142,7 @@ class Supervisor:
             return reservation
         if self._stop_signals:
             return None
-        nodes = without_excluded(alive_nodes()[1], excluded)
+        nodes = without_excluded(alive_ray_nodes()[1], excluded)
         layout = elastic_layout(
             self._config, lambda tensor: count_ranks([node.free for node in nodes], tensor), self._machine
         )
@@ -174,7 +181,7 @@ class Supervisor:
             if not self._is_locked:
                 self._lock.enter_context(exclusive_start(config, attempt=self._attempt))
                 self._is_locked = True
-            prepare(config, change=self._change, attempt=self._attempt)
+            prepare_run_folder(config, change=self._change, attempt=self._attempt)
             self._log_start(reservation)
             environment = {
                 **self._attempt.environment(),

@@ -11,11 +11,11 @@ from pathlib import Path
 from megaptm.config import Config
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.launch.restart_policy import RestartPolicy
-from megaptm.launch.slurm.preflight import is_finished
+from megaptm.launch.slurm.preflight import is_run_finished
 from megaptm.launch.slurm.request import checkout_folder
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.submission import SCRIPT
-from megaptm.schedulers.slurm.jobs import follow, job_fields, submit
+from megaptm.schedulers.slurm.jobs import follow_slurm_job, slurm_job_fields, submit_slurm_jobs
 
 INTERRUPTED = ("NODE_FAIL", "PREEMPTED", "TIMEOUT")
 """States of Slurm jobs that are not failures of the run."""
@@ -40,7 +40,7 @@ class JobChain:
 
     def submit(self, jobs: int) -> list[str]:
         """Submit `jobs` more Slurm jobs to the chain, each to start after the one before; return their ids."""
-        self.waiting = submit(self.run / SCRIPT, jobs=jobs, environment=self._environment)
+        self.waiting = submit_slurm_jobs(self.run / SCRIPT, jobs=jobs, environment=self._environment)
         return list(self.waiting)
 
     def follow(self, show: Callable[[str], object]) -> bool:
@@ -50,8 +50,8 @@ class JobChain:
         """
         while self.waiting:
             job, before = self.waiting[0], last_saved_step(self.run)
-            follow(job, self.run / f"logs/job-{job}.log", show)
-            if is_finished(self._config):
+            follow_slurm_job(job, self.run / f"logs/job-{job}.log", show)
+            if is_run_finished(self._config):
                 return True
             del self.waiting[0]
             progress = last_saved_step(self.run) > before
@@ -67,5 +67,5 @@ class JobChain:
 
 def _was_interrupted(job: str) -> bool:
     """Whether a Slurm job was interrupted, saved or lost with its node; not after a failure or scancel."""
-    fields = job_fields(job)
+    fields = slurm_job_fields(job)
     return fields.get("JobState") in INTERRUPTED or fields.get("ExitCode") == f"{EXIT_CONTINUE}:0"

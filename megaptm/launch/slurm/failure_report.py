@@ -24,7 +24,7 @@ from megaptm.resilience.events import (
     RestartEvent,
     WorkerLostEvent,
     has_rolled_back,
-    is_newest,
+    is_newest_event,
     record_events,
     restarts_since_saved,
 )
@@ -114,7 +114,9 @@ def _restart_code(policy: RestartPolicy, sick: SickNodes, ending: Ending, *, sta
     """
     if not policy.may_restart(ending):
         return None
-    if 0 < len(sick.find()) <= idle and not is_newest(policy.run, NodeExcludedEvent.kind, (CheckpointEvent.kind,)):
+    if 0 < len(sick.find()) <= idle and not is_newest_event(
+        policy.run, NodeExcludedEvent.kind, (CheckpointEvent.kind,)
+    ):
         click.echo("The job is requeued, because idle nodes can replace those that failed repeatedly.")
         return EXIT_CONTINUE
     click.echo(policy.describe_restart())
@@ -141,12 +143,12 @@ def _has_hung(run: Path) -> bool:
 
     Its processes exit with code 75, except one that cannot: Slurm kills it and counts that as a failure.
     """
-    return is_newest(run, HangEvent.kind, START_KINDS)
+    return is_newest_event(run, HangEvent.kind, START_KINDS)
 
 
 def _has_saved(run: Path) -> bool:
     """Whether the last Slurm job of a run saved a checkpoint, at any start of its processes."""
-    return is_newest(run, CheckpointEvent.kind, (LaunchEvent.kind,))
+    return is_newest_event(run, CheckpointEvent.kind, (LaunchEvent.kind,))
 
 
 def _failed_processes(logs: Path) -> Iterator[tuple[str, ProcessExit]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from megaptm.check.finding import raise_faults
+from megaptm.check.finding import raise_check_faults
 from megaptm.check.node_probe import collect_replies
 from megaptm.check.nodes import ProbedPaths, compare_nodes
 from megaptm.errors import EXIT_USER_ERROR, UserError
@@ -29,7 +29,7 @@ def main(probe_start: float, logs: Path) -> None:
         if finding.state == "warning":
             click.echo(f"warning: {finding.message}", err=True)
     try:
-        raise_faults(findings)
+        raise_check_faults(findings)
     except UserError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(EXIT_USER_ERROR)

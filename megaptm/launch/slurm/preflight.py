@@ -11,8 +11,8 @@ from megaptm.config import Config
 from megaptm.errors import EXIT_USER_ERROR, UserError
 from megaptm.resilience.events import last_saved_step
 from megaptm.run.corpora_checks import check_corpora
-from megaptm.run.folder import check_start, read_config
-from megaptm.run.rank import RankEnvironment, check_processes
+from megaptm.run.folder import check_run_start, read_config
+from megaptm.run.rank import RankEnvironment, check_world_size
 from megaptm.run.submission import check_submitted
 from megaptm.storage import refuse_link
 from megaptm.train.early_stop import has_stopped_early
@@ -39,11 +39,11 @@ def main(attempt: str, tasks: int, config: Path, overrides: tuple[str, ...]) -> 
 def preflight(config: Config, *, attempt: str, tasks: int) -> Path | None:
     """Check the config of a Slurm job before a thousand processes fail on it; create and return the log folder."""
     run = Path(config.run)
-    if is_finished(config):
+    if is_run_finished(config):
         click.echo(f"{run} is complete, and saved at step {last_saved_step(run)}.", err=True)
         return None
-    check_start(config)
-    check_processes(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
+    check_run_start(config)
+    check_world_size(RankEnvironment(rank=0, world=tasks, local_rank=0), config.layout)
     check_corpora(config)
     return make_log_folder(run, attempt)
 
@@ -60,7 +60,7 @@ def make_log_folder(run: Path, attempt: str) -> Path:
     return logs
 
 
-def is_finished(config: Config) -> bool:
+def is_run_finished(config: Config) -> bool:
     """Whether the run's last step is saved, or early stopping ended it."""
     return last_saved_step(Path(config.run)) >= config.train.steps or has_stopped_early(config)
 

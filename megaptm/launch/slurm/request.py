@@ -8,21 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import megaptm
-from megaptm.check.allocation import allocate
+from megaptm.check.allocation import requested_allocation
 from megaptm.check.api import submission_findings
-from megaptm.check.finding import CheckInput, Finding, ResourceRequest, raise_faults
+from megaptm.check.finding import CheckInput, Finding, ResourceRequest, raise_check_faults
 from megaptm.check.timing import jobs_needed
 from megaptm.config import Config, resolve_spec
 from megaptm.config.shipped import SHIPPED
 from megaptm.errors import UserError
-from megaptm.launch.slurm.script import JobScript, render
+from megaptm.launch.slurm.script import JobScript, render_job_script
 from megaptm.plan.machine import Machine, load_machine
 from megaptm.plan.plan import make_plans
-from megaptm.run.folder import prepare, read_config
+from megaptm.run.folder import prepare_run_folder, read_config
 from megaptm.run.submission import submitted_config, write_submission
 from megaptm.schedulers.slurm.jobs import check_submission
-from megaptm.schedulers.slurm.options import option_value, parse_sbatch_options, quote_for_script
-from megaptm.schedulers.slurm.slurm_time import parse_time, warning_seconds
+from megaptm.schedulers.slurm.options import parse_sbatch_options, quote_for_script, sbatch_option_value
+from megaptm.schedulers.slurm.slurm_time import parse_slurm_time, warning_seconds
 from megaptm.spec import LayerlessSpec
 
 COMMON = "slurm/common.sh"
@@ -80,11 +80,11 @@ class Submission:
 
     def prepare(self) -> None:
         """Test the script with Slurm, then create the run folder with it. Raises UserError before changing anything."""
-        raise_faults(self.findings)
+        raise_check_faults(self.findings)
         if not (checkout_folder() / COMMON).is_file():
             raise UserError(f"{checkout_folder()} has no {COMMON}: set MEGAPTM_HOME to a checkout of megaptm.")
         check_submission(self.script)
-        prepare(self.config, change=self.change)
+        prepare_run_folder(self.config, change=self.change)
         (self.run / "logs").mkdir(exist_ok=True)
         write_submission(self.config, self.script)
 
@@ -97,7 +97,7 @@ def make_submission(job_request: JobRequest) -> Submission:
     request = _resource_request(job_request, config, machine)
     case = CheckInput(config=config, change=job_request.change, machine=machine, request=request)
     findings = submission_findings(case)
-    allocation = allocate(case)
+    allocation = requested_allocation(case)
     assert allocation is not None
     quote_for_script(config.run, "run")
     job = JobScript(
@@ -112,7 +112,7 @@ def make_submission(job_request: JobRequest) -> Submission:
     )
     # Passed again in the job, because credentials are sent only to a URL that the user typed.
     typed = [word for word in job_request.overrides if word.startswith("track.uri=")]
-    script = render(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
+    script = render_job_script(job, [str(submitted_config(config)), *typed], title="Written by megaptm launch slurm")
     jobs = job_request.jobs or (_num_jobs(config, machine, job_request) if machine else 1)
     if jobs > MAX_JOBS:
         message = (
@@ -126,7 +126,7 @@ def make_submission(job_request: JobRequest) -> Submission:
 def _num_jobs(config: Config, machine: Machine, job_request: JobRequest) -> int:
     if isinstance(resolve_spec(config), LayerlessSpec):
         return 1  # the duration of models without layers is not planned
-    time_limit = parse_time(option_value(job_request.slurm_options, "time") or job_request.limit)
+    time_limit = parse_slurm_time(sbatch_option_value(job_request.slurm_options, "time") or job_request.limit)
     return jobs_needed(make_plans(config, machine), time_limit, warning_seconds(job_request.slurm_options))
 
 
@@ -138,6 +138,6 @@ def _resource_request(job_request: JobRequest, config: Config, machine: Machine 
         nodes=job_request.nodes,
         processes_per_node=per_node,
         gpus_per_node=job_request.gpus_per_node,
-        seconds=parse_time(job_request.limit),
+        seconds=parse_slurm_time(job_request.limit),
         slurm_options=job_request.slurm_options,
     )

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from megaptm.schedulers.slurm.options import script_lines
+from megaptm.schedulers.slurm.options import sbatch_lines
 from megaptm.schedulers.slurm.slurm_time import WARNING_SECONDS
 
 EXPORTED = (
@@ -41,10 +41,10 @@ class JobScript:
             *(f"--signal=B:USR1@{WARNING_SECONDS:.0f}", "--requeue", "--open-mode=append", f"--output={self.output}"),
             *(f"--export={','.join(EXPORTED)}", *self.sbatch_options),
         ]
-        return [f"#SBATCH {line}" for line in script_lines(options)]
+        return [f"#SBATCH {line}" for line in sbatch_lines(options)]
 
 
-def render(job: JobScript, arguments: Sequence[str], *, title: str) -> str:
+def render_job_script(job: JobScript, arguments: Sequence[str], *, title: str) -> str:
     """Return the text of the job script for sbatch. `arguments`: those of `megaptm train`; words on sbatch's command
     line follow them."""
     return "\n".join(

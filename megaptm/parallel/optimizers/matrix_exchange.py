@@ -17,8 +17,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from megaptm.parallel.groups import device
-from megaptm.parallel.optimizers.part import TensorPart, batches_of
+from megaptm.parallel.groups import rank_device
+from megaptm.parallel.optimizers.part import TensorPart, update_batches
 
 
 @dataclass(frozen=True, order=True)
@@ -74,7 +74,7 @@ class MatrixExchange:
         # Data ranks that do not divide weights receive each matrix, so their number does not bound the memory.
         largest = max(sum(piece.stop - piece.start for piece in pieces if piece is not None) for pieces in held)
         divided_by = max(1, sum(sizes) // max(1, largest))
-        self._batches = [self._plan_batch(held, batch, sizes) for batch in batches_of(sizes, divided_by)]
+        self._batches = [self._plan_batch(held, batch, sizes) for batch in update_batches(sizes, divided_by)]
 
     def _plan_batch(
         self, held: Sequence[Sequence[MatrixPiece | None]], indices: Sequence[int], sizes: Sequence[int]
@@ -126,10 +126,10 @@ class MatrixExchange:
         for index, piece in owned:
             value, length = pieces.pop((index, piece)), prod(piece.shape)
             if index not in matrices:
-                matrices[index] = torch.empty(self._parts[index].placement.shape, dtype=dtype, device=device())
+                matrices[index] = torch.empty(self._parts[index].placement.shape, dtype=dtype, device=rank_device())
             if len(value) < length:
                 if (index, piece.offset) not in slices:
-                    slices[index, piece.offset] = torch.empty(length, dtype=dtype, device=device())
+                    slices[index, piece.offset] = torch.empty(length, dtype=dtype, device=rank_device())
                 slices[index, piece.offset][piece.start : piece.stop] = value
                 value = slices[index, piece.offset]
             if piece.stop == length:  # the last piece of a slice
@@ -150,9 +150,9 @@ class MatrixExchange:
             send_counts[message.target] += message.piece.stop - message.piece.start
         for message in received:
             receive_counts[message.source] += message.piece.stop - message.piece.start
-        empty = torch.empty(0, dtype=dtype, device=device())
+        empty = torch.empty(0, dtype=dtype, device=rank_device())
         outgoing = torch.cat([empty, *(values[message.index, message.piece] for message in sent)])
-        incoming = torch.empty(sum(receive_counts), dtype=dtype, device=device())
+        incoming = torch.empty(sum(receive_counts), dtype=dtype, device=rank_device())
         dist.all_to_all_single(incoming, outgoing, receive_counts, send_counts, group=self._group)
         lengths = [message.piece.stop - message.piece.start for message in received]
         return {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megaptm.parallel.optimizers.part import batches_of
+from megaptm.parallel.optimizers.part import update_batches
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -30,7 +30,7 @@ class OffloadedAdamW(torch.optim.Optimizer):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update the weights batch by batch, and copy the moments to the host."""
         held = [(group, master) for group in self.param_groups for master in group["params"]]
-        batches = [[held[index] for index in batch] for batch in batches_of([master.numel() for _, master in held])]
+        batches = [[held[index] for index in batch] for batch in update_batches([master.numel() for _, master in held])]
         following = self._load(batches[0]) if batches else {}
         for number, batch in enumerate(batches):
             loaded = following

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from megaptm.config import OptimizerConfig
 from megaptm.parallel.collectives import copy_to_host
-from megaptm.parallel.groups import device
+from megaptm.parallel.groups import rank_device
 from megaptm.parallel.optimizers.eager import without_compiler
 from megaptm.parallel.optimizers.offloaded_adamw import MOMENTS, OffloadedAdamW
 from megaptm.parallel.optimizers.part import TensorPart
@@ -51,7 +51,7 @@ class Optimizer:
             ids = {id(grad) for grad in own}
             copies += [grad for grad in _list_gradients(inner) if id(grad) not in ids]
         # Filled on the device: a copy from the host would wait for all work launched before it.
-        own_loss = torch.full((), loss, dtype=torch.float64, device=device())
+        own_loss = torch.full((), loss, dtype=torch.float64, device=rank_device())
         total = torch.stack([_sum_of_squares(counted), _sum_of_squares(copies), own_loss])
         dist.all_reduce(total)
         squares, *checked = copy_to_host(total)
@@ -125,7 +125,7 @@ class Optimizer:
 def _sum_of_squares(gradients: list[Tensor]) -> Tensor:
     """Return the sum of squares of tensors with one synchronization; megatron-core's own norm has one per tensor."""
     if not gradients:
-        return torch.zeros((), dtype=torch.float64, device=device())
+        return torch.zeros((), dtype=torch.float64, device=rank_device())
     return torch.stack(torch._foreach_norm(gradients)).double().square().sum()
 
 

@@ -146,7 +146,7 @@ class TensorPart:
         return self.sum_by_matrix(torch.linalg.vector_norm(self.by_row(local), dim=1).square())
 
 
-def batches_of(sizes: Sequence[int], ranks: int = 1) -> list[range]:
+def update_batches(sizes: Sequence[int], ranks: int = 1) -> list[range]:
     """Divide tensors of these sizes, in order, into batches of at most `UPDATE_BATCH` elements for each of `ranks`.
     Return their indices."""
     batches, start, total = [], 0, 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megaptm.parallel.optimizers.part import TensorPart, batches_of, sum_over_ranks
+from megaptm.parallel.optimizers.part import TensorPart, sum_over_ranks, update_batches
 
 
 class StableAdamW(torch.optim.Optimizer):
@@ -38,7 +38,7 @@ class StableAdamW(torch.optim.Optimizer):
         settings = self.param_groups[0]
         held = [(part, part.master) for part in self.parts if part.master is not None]
         # Kernels for many tensors at once: launching one for each would take longer on a GPU than the work.
-        batches = [[held[index] for index in batch] for batch in batches_of([master.numel() for _, master in held])]
+        batches = [[held[index] for index in batch] for batch in update_batches([master.numel() for _, master in held])]
         for batch in batches:
             self._update_means([master for _, master in batch], settings)
         values = [part.sum_squares(None if part.master is None else part.master.grad) for part in self.parts]

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from megaptm.errors import UserError
-from megaptm.schedulers.ray.connection import CLIENT, connect
+from megaptm.schedulers.ray.connection import CLIENT, connect_to_ray
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Node:
     """Number of devices of the node that are not in use."""
 
 
-def join(address: str | None, *, processes: int) -> None:
+def join_ray_cluster(address: str | None, *, processes: int) -> None:
     """Connect to the Ray cluster at `address` or RAY_ADDRESS, or start one on this machine with room for the
     processes."""
     if (address or os.environ.get("RAY_ADDRESS") or "").startswith(CLIENT):
@@ -30,10 +30,10 @@ def join(address: str | None, *, processes: int) -> None:
             "HOST:6379 of the head node, or ray job submit."
         )
     # On one machine a user may start more processes than there are cores, as with `megaptm train`.
-    connect(address, cpus=max(processes, os.cpu_count() or 1))
+    connect_to_ray(address, cpus=max(processes, os.cpu_count() or 1))
 
 
-def alive_nodes() -> tuple[str, list[Node]]:
+def alive_ray_nodes() -> tuple[str, list[Node]]:
     """Return the device that a rank needs, `GPU` or `CPU`, and the living nodes of the Ray cluster with their numbers
     of devices."""
     import ray

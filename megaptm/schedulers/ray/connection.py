@@ -24,21 +24,21 @@ SLOW_START_ERRORS = ("timed out during startup", "Failed to connect to GCS")
 
 
 @contextmanager
-def connected(*, cpus: int | None = None) -> Iterator[None]:
-    """Connect to Ray as `connect` does while the context is open. A process that is connected already stays
-    connected."""
+def ray_connection(*, cpus: int | None = None) -> Iterator[None]:
+    """Return a context in which this process is connected to Ray, as by `connect_to_ray`. A connection that exists
+    before stays open."""
     ray = _import_ray()
     if ray.is_initialized():
         yield
         return
-    connect(None, cpus=cpus)
+    connect_to_ray(None, cpus=cpus)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def connect(address: str | None, *, cpus: int | None = None) -> None:
+def connect_to_ray(address: str | None, *, cpus: int | None = None) -> None:
     """Connect to the Ray cluster at `address` or RAY_ADDRESS. If neither is set, start a cluster here with `cpus` CPUs
     (default: all).
 

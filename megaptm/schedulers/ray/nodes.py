@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megaptm.schedulers.node_process import ProcessOutput, run_module
-from megaptm.schedulers.ray.connection import connected
+from megaptm.schedulers.ray.connection import ray_connection
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
 
 
 def run_on_ray_nodes(module: str, arguments: Sequence[str], seconds: float) -> tuple[list[str], list[ProcessOutput]]:
-    with connected():
+    with ray_connection():
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

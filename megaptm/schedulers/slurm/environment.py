@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from megaptm.errors import UserError, read_integer
+from megaptm.errors import UserError, read_integer_variable
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
 from megaptm.schedulers.slurm.command import try_slurm
 
@@ -13,8 +13,8 @@ from megaptm.schedulers.slurm.command import try_slurm
 def torch_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of torch.distributed from Slurm's: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
     MASTER_PORT."""
-    job, step = read_integer(environ, "SLURM_JOB_ID"), read_integer(environ, "SLURM_STEP_ID")
-    restart = read_integer(environ, "SLURM_RESTART_COUNT")
+    job, step = read_integer_variable(environ, "SLURM_JOB_ID"), read_integer_variable(environ, "SLURM_STEP_ID")
+    restart = read_integer_variable(environ, "SLURM_RESTART_COUNT")
     return {
         "RANK": environ["SLURM_PROCID"],
         "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],

@@ -31,7 +31,7 @@ def check_submission(script: str) -> None:
     run_slurm("sbatch", "--test-only", script=script)
 
 
-def submit(script: Path, *, jobs: int, environment: Mapping[str, str]) -> list[str]:
+def submit_slurm_jobs(script: Path, *, jobs: int, environment: Mapping[str, str]) -> list[str]:
     """Submit the script to Slurm `jobs` times, each job to start after the previous one has ended; return the job
     ids."""
     job_ids: list[str] = []
@@ -95,7 +95,7 @@ def _cancel_interrupted(job_ids: Sequence[str]) -> UserError:
     return UserError(f"interrupted; job {', '.join(job_ids)} is canceled.")
 
 
-def follow(job: str, log: Path, show: Callable[[str], object]) -> None:
+def follow_slurm_job(job: str, log: Path, show: Callable[[str], object]) -> None:
     """Show new text of a Slurm job's log until the job has ended. Release a job that Slurm holds because it could not
     start.
 
@@ -134,7 +134,7 @@ def job_state(job: str) -> tuple[str, str]:
     return state, reason
 
 
-def job_fields(job: str) -> dict[str, str]:
+def slurm_job_fields(job: str) -> dict[str, str]:
     """Return Slurm's fields of a job (JobState, ExitCode ...); empty if it ended long ago or Slurm does not answer."""
     text = try_slurm("scontrol", "show", "job", job, "--oneliner").stdout
     # The first value of each name counts: the last fields hold text of the user, which may look like any field.

@@ -81,7 +81,7 @@ def parse_sbatch_options(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def option_value(words: Sequence[str], name: str) -> str | None:
+def sbatch_option_value(words: Sequence[str], name: str) -> str | None:
     """Return the value that sbatch would use for an option: the last one."""
     return next((option.value for option in reversed(list(_split_options(words))) if option.name == name), None)
 
@@ -124,7 +124,7 @@ def quote_for_script(text: str, name: str, *, forbidden: str = '"\\%') -> str:
     return text if re.fullmatch(r"[\w@+=:,./%-]+", text, re.ASCII) else f'"{text}"'
 
 
-def script_lines(words: Sequence[str]) -> list[str]:
+def sbatch_lines(words: Sequence[str]) -> list[str]:
     """Return sbatch options as lines of a script, each with its value."""
     lines: list[str] = []
     for word in words:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from megaptm.errors import UserError
-from megaptm.schedulers.slurm.options import option_value
+from megaptm.schedulers.slurm.options import sbatch_option_value
 
 FORMAT = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})")
 WARNING_SECONDS = 900.0
@@ -14,7 +14,7 @@ WARNING_SECONDS = 900.0
 (`launch.slurm.script`)."""
 
 
-def parse_time(limit: str) -> float:
+def parse_slurm_time(limit: str) -> float:
     """Return the seconds of a time in Slurm's format: `90` (minutes), `30:00`, `24:00:00`, `2-12`, `2-12:30` or
     `2-12:30:00`; `UNLIMITED` is infinite."""
     if limit.upper() in ("UNLIMITED", "INFINITE"):
@@ -36,7 +36,7 @@ def parse_time(limit: str) -> float:
 
 def warning_seconds(options: Sequence[str]) -> float:
     """Return how many seconds before its time limit a Slurm job is signaled to save."""
-    signal = option_value(options, "signal") or ""
+    signal = sbatch_option_value(options, "signal") or ""
     _, at, seconds = signal.partition("@")
     return float(seconds) if at and seconds.isdigit() else WARNING_SECONDS
 

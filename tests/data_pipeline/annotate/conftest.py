@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.tokenizers import KINDS, Tokenizer, train
+from megaptm.tokenizers import KINDS, Tokenizer, train_tokenizer_on_texts
 
 MIXED = (
     "The quick brown fox's den — isn't it (naïve)? Yes!\n\n"
@@ -25,4 +25,4 @@ def prose() -> list[str]:
 
 @pytest.fixture(scope="session")
 def tokenizers(prose) -> dict[str, Tokenizer]:
-    return {kind: train(kind, prose, vocabulary=900, sentinels=0) for kind in KINDS}
+    return {kind: train_tokenizer_on_texts(kind, prose, vocabulary=900, sentinels=0) for kind in KINDS}

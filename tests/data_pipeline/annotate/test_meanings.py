@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 from megaptm.families.unimo.corpus.meanings import meanings, read_meanings
 from megaptm.families.unimo.meanings import load_meanings
 from megaptm.families.unimo.rewriting import join_words
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 
 TEXT = "a red cart and a crimson wagon beside a blue box, the cartoon near the redder boxes " * 30
 TABLE = "# colors\nattributes\tred\tcrimson\nattributes\tblue\n\nobjects\tcart\twagon\nobjects\tbox\trød\n"
@@ -19,7 +19,7 @@ TABLE = "# colors\nattributes\tred\tcrimson\nattributes\tblue\n\nobjects\tcart\t
 
 @pytest.mark.parametrize(("kind", "specials"), [("wordpiece", "bert"), ("byte-bpe", "roberta")])
 def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path) -> None:
-    tokenizer = train(kind, [TEXT], vocabulary=300 if kind == "byte-bpe" else 60, specials=specials)
+    tokenizer = train_tokenizer_on_texts(kind, [TEXT], vocabulary=300 if kind == "byte-bpe" else 60, specials=specials)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "table.tsv").write_text(TABLE, encoding="utf-8")
     meanings(str(tmp_path / "table.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "meanings.json"))

@@ -5,14 +5,14 @@ import pytest
 from megaptm.errors import UserError
 from megaptm.families.macbert.corpus import read_table, read_vectors, similar_words, write_similar_words
 from megaptm.families.macbert.similar import SimilarWords, load_similar_words
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 
 TEXT = "the cat and the dog sat on a mat near the sea " * 30
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train("wordpiece", [TEXT], vocabulary=80)
+    return train_tokenizer_on_texts("wordpiece", [TEXT], vocabulary=80)
 
 
 def table(path) -> SimilarWords:
@@ -49,7 +49,7 @@ def test_large_vectors_do_not_overflow(tokenizer, tmp_path):
 
 
 def test_byte_bpe_words_with_and_without_space(tmp_path):
-    tokenizer = train("byte-bpe", [TEXT], vocabulary=300)
+    tokenizer = train_tokenizer_on_texts("byte-bpe", [TEXT], vocabulary=300)
     write_similar_words({"cat": ["dog"]}, tokenizer, tmp_path / "similar.npz")
     result = table(tmp_path / "similar.npz")
     alone, within = (tuple(tokenizer.encode(text).tolist()) for text in ("cat", " cat"))

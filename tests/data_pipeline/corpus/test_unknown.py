@@ -11,7 +11,7 @@ from data_pipeline.document import Document
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.report import CorpusReport
 from data_pipeline.sources import Source
-from megaptm.tokenizers import Tokenizer, train
+from megaptm.tokenizers import Tokenizer, train_tokenizer_on_texts
 
 ENGLISH = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
 KOREAN = "한국어 텍스트는 자모로 분해될 수 있다. 서울은 한국의 수도이다."
@@ -19,7 +19,7 @@ KOREAN = "한국어 텍스트는 자모로 분해될 수 있다. 서울은 한�
 
 @pytest.fixture(scope="module")
 def english() -> Tokenizer:
-    return train("wordpiece", [ENGLISH], vocabulary=120)
+    return train_tokenizer_on_texts("wordpiece", [ENGLISH], vocabulary=120)
 
 
 def build(folder: Path, tokenizer: TokenizerRecipe) -> CorpusReport:

@@ -2,13 +2,13 @@
 
 from data_pipeline.corpus.unknown import UnknownWords
 from data_pipeline.recipe import TokenizerRecipe
-from megaptm.tokenizers import train
+from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.data_pipeline.images.pictures import build, picture
 
 
 def test_unknown_words_of_captions_give_a_warning(tmp_path):
     text = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
-    train("wordpiece", [text], vocabulary=120, specials="roberta").save(tmp_path / "tokenizer")
+    train_tokenizer_on_texts("wordpiece", [text], vocabulary=120, specials="roberta").save(tmp_path / "tokenizer")
     (source := tmp_path / "source").mkdir()
     for number, text in enumerate(["a brown fox", "한국어 텍스트"]):
         (source / f"{number}.jpg").write_bytes(picture(seed=number))

@@ -13,7 +13,7 @@ from data_pipeline.corpus.work import job_key
 from data_pipeline.document import DropCounts
 from megaptm.data.outages import retry_outages
 from megaptm.data.shards import ShardInfo
-from megaptm.errors import UserError, is_limit, shown
+from megaptm.errors import UserError, is_resource_limit, quote_value
 from megaptm.families.vit.corpus.check import MAX_BYTES, NAMES, ImageLimits, InvalidImage, check_image
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.families.vit.pixels import SUFFIXES
@@ -110,7 +110,7 @@ def require_utf8(path: Path) -> None:
     """Raise `UserError` if the name of an image file or folder is not UTF-8, since the manifest or the report contains
     it."""
     if not is_utf8(str(path)):
-        raise UserError(f"{shown(str(path), max_length=300)} has a name that is not UTF-8: rename it.")
+        raise UserError(f"{quote_value(str(path), max_length=300)} has a name that is not UTF-8: rename it.")
 
 
 def hash_name(name: str, seed: int) -> int:
@@ -143,7 +143,7 @@ def write_image_shard(job: ImageShardJob) -> ImageShardResult:
             try:
                 content = retry_outages(Path(file.path).read_bytes, Path(file.path))
             except OSError as error:
-                if is_limit(error):
+                if is_resource_limit(error):
                     raise
                 result.dropped.add("unreadable", file.name, message=str(error))
                 continue

@@ -17,7 +17,7 @@ from data_pipeline.document import DropCounts
 from megaptm.data.files import TrailingDataError, npy_bytes, open_tar, tar_members
 from megaptm.data.shards import ShardInfo
 from megaptm.data.table import index_name
-from megaptm.errors import UserError, is_limit
+from megaptm.errors import UserError, is_resource_limit
 from megaptm.families.vit.corpus.check import MAX_BYTES, ImageLimits, InvalidImage, check_image
 from megaptm.families.vit.corpus.duplicates import file_sketch
 from megaptm.families.vit.corpus.folders import ImageShardResult
@@ -150,7 +150,7 @@ def _read_samples(path: Path, job: IndexJob, dropped: DropCounts) -> Iterator[_S
         dropped.add("truncated archive", job.shard.name, message=str(error))
         sample = None  # the last sample may be incomplete
     except OSError as error:  # not counted: a later attempt may succeed
-        if is_limit(error):
+        if is_resource_limit(error):
             raise
         problem = f"cannot be read to its end ({error.strerror or error})"
         raise UserError(

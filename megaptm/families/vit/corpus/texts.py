@@ -26,7 +26,7 @@ from megaptm.data.files import array_from_bytes, npy_bytes, tar_header
 from megaptm.data.outages import retry_outages
 from megaptm.data.shards import TOKENS, TOKENS_AT, ShardInfo
 from megaptm.data.table import index_name
-from megaptm.errors import is_limit
+from megaptm.errors import is_resource_limit
 from megaptm.families.vit.corpus.check import (
     MAX_BYTES,
     ImageLimits,
@@ -131,7 +131,7 @@ def _list_groups(path: Path, dropped: DropCounts, packed: PackedFiles) -> list[I
         dropped.add(refused.reason, path.name, message=refused.details)
         return []
     except OSError as error:
-        if is_limit(error):
+        if is_resource_limit(error):
             raise
         dropped.add("unreadable", path.name, message=str(error))
         return []
@@ -194,7 +194,7 @@ def pack_shard(job: PackJob) -> PackedShard:
                 record.dropped.add(refused.reason, file.name, message=refused.details)
                 continue
             except OSError as error:
-                if is_limit(error):
+                if is_resource_limit(error):
                     raise
                 record.dropped.add("unreadable", file.name, message=str(error))
                 continue
