@@ -95,8 +95,8 @@ def hugging_face(
     untrained = list_untrained_heads(
         checkpoint.spec, weights, losses=config.built_objective.losses, seed=config.train.seed
     )
-    if untrained := [head for head in untrained if head not in exported.left_out]:
-        echo(f"warning: no loss has trained {', '.join(untrained)}: these weights are the initial ones")
+    if in_export := [head for head in untrained if head not in exported.left_out]:
+        echo(f"warning: no loss has trained {', '.join(in_export)}: these weights are the initial ones")
     if family.has_tokens and not has_tokenizer:
         echo("warning: the run has no tokenizer yet, so the export has none: save the model's tokenizer in the folder")
     for warning in exported.warnings:

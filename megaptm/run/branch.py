@@ -149,8 +149,11 @@ class Branch:
 
     def refuse_without_steps(self, steps: int) -> None:
         """Raise `UserError` if a branch that has made no step begins at the last of `steps`, or after it."""
-        start = (find_branch(read_events(self.run)) or {}).get("step")
-        if not self.weights_only and max(find_committed(self.run), default=0) == start >= steps:
+        branch = find_branch(read_events(self.run))
+        if self.weights_only or branch is None:
+            return
+        start = branch["step"]
+        if max(find_committed(self.run), default=0) == start >= steps:
             raise UserError(
                 f"from={self.source}: the branch starts after step {start:,}, and train.steps is {steps:,}, so no step "
                 f"is left: set train.steps to more than {start}."
