@@ -14,7 +14,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2.2rem }
 table { border-collapse: collapse; width: 100% }
 td, th { padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid var(--line) }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-td + td:not(.number) { overflow-wrap: anywhere }
+.breaks td + td { overflow-wrap: anywhere }
 td.chart { width: 50%; padding-right: 0 }
 .bar { background: var(--bar); height: .9rem; margin-top: .3rem; min-width: 1px; border-radius: 2px }
 .lost .bar { background: var(--lost) }
@@ -42,15 +42,19 @@ def tiles(values: Mapping[str, str]) -> str:
     return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, is_text: bool = False) -> str:
-    """Return an HTML table with names in the first column, and numbers (or text) in the others."""
+def table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, is_text: bool = False, breaks_words: bool = False
+) -> str:
+    """Return an HTML table with names in the first column, and numbers (or text) in the others. `breaks_words`: break
+    long values, so that many columns fit the page."""
     kinds = ["" if is_text or not column else " class=number" for column in range(len(titles))]
     head = "".join(f"<th{kind}>{escape(title)}</th>" for kind, title in zip(kinds, titles, strict=True))
     body = "".join(
         f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
         for row in rows
     )
-    return f"<div class=wide><table><tr>{head}</tr>{body}</table></div>"
+    style = " class=breaks" if breaks_words else ""
+    return f"<div class=wide><table{style}><tr>{head}</tr>{body}</table></div>"
 
 
 def bars(

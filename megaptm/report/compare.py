@@ -28,8 +28,10 @@ PANELS = {
     "tokens_per_second": "tokens/s",
 }
 ABSENT = ""
-MAX_WORD = 32
-"""Maximum width of a column that must not be narrower than its words."""
+GAP = 2
+"""Characters between two columns of a table in the terminal."""
+MIN_VALUE = 8
+"""Characters that a column of values needs."""
 WRITTEN = ("data.cursors.", "train.phase_start.")
 """Keys of a config that a run writes when it enters a phase or changes."""
 
@@ -97,23 +99,28 @@ def print_comparison(histories: Mapping[str, History], console: Console) -> None
         console.print(f"{len(COLORS)} of {len(curves)} runs are plotted; --html plots all.")
     console.print()
     titles, *rows = result_rows(histories)
-    console.print(_build_table(titles, rows, numbers=True))
+    console.print(_build_table(titles, rows, numbers=True, width=console.width))
     if differences := config_differences([history.config for history in histories.values()]):
         rows = [[key, *values] for key, values in differences.items()]
         console.print()
-        console.print(_build_table(["key", *histories], rows, numbers=False))
+        console.print(_build_table(["key", *histories], rows, numbers=False, width=console.width))
 
 
-def _build_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool) -> Table:
+def _build_table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool, width: int) -> Table:
+    """Build a table of numbers, or of values by key. Numbers and keys are not wrapped if the table fits the width."""
+    # A title of two words has two lines, because a column that is not wrapped is as wide as its title.
+    titles = [printable(title).replace(" ", "\n") if numbers else printable(title) for title in titles]
+    columns = zip(titles, *rows, strict=True)
+    widths = [max(len(line) for cell in column for line in cell.splitlines() or [""]) for column in columns]
+    needed = sum(widths) if numbers else widths[0] + MIN_VALUE * (len(widths) - 1)
+    fits = needed + GAP * (len(widths) - 1) <= width
     table = Table(box=None, pad_edge=False)
     for column, title in enumerate(titles):
-        # The words of titles, and keys, are not broken where the values leave space.
-        words = printable(title).split() + [row[0] for row in rows if not column]
         table.add_column(
-            printable(title),
+            title,
             justify="right" if numbers and column else "left",
             overflow="fold",
-            min_width=min(MAX_WORD, max(map(len, words), default=0)),
+            no_wrap=fits and (numbers or not column),
         )
     for row in rows:
         table.add_row(*row)
@@ -154,6 +161,7 @@ def comparison_page(histories: Mapping[str, History]) -> Iterator[str]:
     yield f"<h2>Curves</h2>{svg(lambda: _plot_runs(histories), key='comparison')}<h2>Differences of the configs</h2>"
     differences = config_differences([history.config for history in histories.values()])
     if differences:
-        yield table(["key", *histories], ([key, *values] for key, values in differences.items()), is_text=True)
+        rows = ([key, *values] for key, values in differences.items())
+        yield table(["key", *histories], rows, is_text=True, breaks_words=True)
     else:
         yield "<p>None.</p>"

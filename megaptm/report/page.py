@@ -147,7 +147,8 @@ def _config_parts(history: History) -> Iterator[str]:
         yield f"<p>Differences from <code>{escape(parent)}</code>, from which the run starts:</p>"
         try:
             differences = config_differences([load_run_config(Path(parent) / CONFIG), history.config])
-            yield table(("key", "there", "here"), ([key, *values] for key, values in differences.items()), is_text=True)
+            rows = ([key, *values] for key, values in differences.items())
+            yield table(("key", "there", "here"), rows, is_text=True, breaks_words=True)
         except (OSError, UserError) as error:
             yield f"<p>Its config cannot be read: {escape(str(error))}</p>"
     text = config_to_yaml(history.config)

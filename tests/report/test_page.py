@@ -238,8 +238,19 @@ def test_keys_and_titles_of_a_comparison_are_not_broken(run, tmp_path):
     runs = [write(tmp_path / f"run-{each}", config=load(TINY, [f"optimizer.lr=0.{each}"])) for each in range(1, 5)]
     screen = io.StringIO()
     print_comparison(read_runs([run, *runs]), Console(file=screen, width=80))
-    assert "\noptimizer.lr " in screen.getvalue()
+    assert "\noptimizer.lr  0.002 " in screen.getvalue()
     assert " validation " in screen.getvalue()
+
+
+def test_comparison_of_long_values_has_all_runs(run, tmp_path):
+    """The values are wrapped, and no column is cut off."""
+    mix = "data.mix={/corpora/of/a/long/path/to/books: 1, /corpora/of/a/long/path/to/the/web: 2}"
+    runs = [write(tmp_path / f"run-{each}", config=load(TINY, [mix, f"optimizer.lr=0.{each}"])) for each in range(1, 5)]
+    screen = io.StringIO()
+    print_comparison(read_runs([run, *runs]), Console(file=screen, width=80))
+    [titles] = [line for line in screen.getvalue().splitlines() if line.startswith("key ")]
+    assert titles.split()[-4:] == ["run-1", "run-2", "run-3", "run-4"]
+    assert "\ndata.mix " in screen.getvalue()
 
 
 def test_config_differences_have_the_values_of_later_phases():
