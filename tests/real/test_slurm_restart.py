@@ -7,7 +7,8 @@ import pytest
 
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
-from tests.drills.program import checkpoints, finish, losses, resumed_at
+from tests.drills.program import checkpoints, losses, resumed_at
+from tests.forked import megaptm
 from tests.processes import command_of
 from tests.real.jobs import ENDS, SLOW_OBJECTIVE, STEPS, small, submit
 from tests.real.slurm_cluster import slurm_cluster
@@ -52,8 +53,7 @@ def test_killed_rank_restarts_within_the_allocation(slurm, corpus, tmp_path):
     next_step = next(record["time"] for record in read_metrics(run) if record["time"] > resumed["time"])
     assert next_step - killed_at < 60, log.read_text()
     print(f"{next_step - killed_at:.1f} s from the kill to the next step")
-    undisturbed = finish("train", *small("gpt2", tmp_path / "whole", corpus, *SETTINGS, "train.threads=1"))
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    megaptm("train", *small("gpt2", tmp_path / "whole", corpus, *SETTINGS, "train.threads=1"))
     assert {step: values[-1:] for step, values in losses(run).items()} == losses(tmp_path / "whole")
     assert not slurm.processes()
 

@@ -13,7 +13,7 @@ from tests.forked import megaptm
 
 ROWS = 16
 TOWERS = (
-    *("model.family=tests.models.towers:TOWERS", "model.size=small", "data.sequence=32", "layout.microbatch=2"),
+    *("model.family=tests.models.towers:TOWERS", "model.size=small", "data.sequence=32", "layout.microbatch=4"),
     *(f"train.batch={ROWS}", "train.steps=100", "train.validate_batches=1"),
     *(f"model.{name}=null" for name in ("layers", "width", "heads", "ffn")),
 )

@@ -206,7 +206,7 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
         [batch["tags"].numpy().ravel() for batches in source.validation_batches() for batch in batches]
     )
     initial_tag_loss, steps = held_out()["tags"], source.steps(0)
-    for step in range(1000):
+    for step in range(700):
         engine.train_step(next(steps), step=step, lr=learning_rate_at(config, step))
     return held_out(), initial_tag_loss, unigram_loss(np.bincount(tags))
 
