@@ -34,11 +34,11 @@ from megaptm.storage import is_remote, writable_path
 from megaptm.tokenizers import Tokenizer, load
 
 
-def build(arguments: Sequence[str], *, console: Console | None = None) -> CorpusReport:
+def run_build_command(arguments: Sequence[str], *, console: Console | None = None) -> CorpusReport:
     """Build a corpus and print its report.
 
-    `words` are sources (files, folders, globs, `python-library`) or one recipe (.yaml), and `key=value` settings: those
-    of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, which do not affect the output.
+    `arguments` are sources (files, folders, globs, `python-library`) or one recipe (.yaml), and `key=value` settings:
+    those of a recipe, `out` (folder or URL), and `workers`, `overwrite` and `scratch`, which do not affect the output.
     """
     console = console or Console()
     sources, settings, options = split_arguments(arguments)
@@ -82,7 +82,7 @@ def _is_setting(argument: str) -> bool:
     return re.match(r"[a-z_]+(\.[a-z_]+)*=", argument) is not None and not Path(argument).exists()
 
 
-def verify(folder: str, console: Console | None = None) -> bool:
+def run_verify_command(folder: str, console: Console | None = None) -> bool:
     """Check every file of a corpus for `megaptm corpus verify`, and print a line for each. Return whether all are
     valid."""
     checks = list(verify_corpus(folder))

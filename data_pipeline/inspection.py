@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from data_pipeline.packing import packing_of, packing_sums, packing_table
+from data_pipeline.packing import packing_by_length, packing_sums, packing_table
 from data_pipeline.report import histogram
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.console import Console
@@ -57,7 +57,7 @@ def inspect_corpus(
         powers = Counter(np.log2(lengths).astype(int).tolist())
         bins = {1 << power: documents for power, documents in powers.items()}
         console.print(histogram(bins, f"{split} {content} by length in tokens"))
-        console.print(packing_table(packing_of(packing_sums(lengths))))
+        console.print(packing_table(packing_by_length(packing_sums(lengths))))
     panels = (
         _sample_documents(corpus, tokenizer, split, count, sequence)
         if objective is None

@@ -60,7 +60,7 @@ def packing_sums(lengths: np.ndarray, sequences: Iterable[int] = SEQUENCES) -> d
     }
 
 
-def merge_sums(parts: Iterable[Mapping[int, PackingSums]]) -> dict[int, PackingSums]:
+def merge_packing_sums(parts: Iterable[Mapping[int, PackingSums]]) -> dict[int, PackingSums]:
     """Return the sums over shards."""
     total: dict[int, PackingSums] = {}
     for part in parts:
@@ -69,7 +69,7 @@ def merge_sums(parts: Iterable[Mapping[int, PackingSums]]) -> dict[int, PackingS
     return total
 
 
-def packing_of(sums: Mapping[int, PackingSums]) -> dict[int, Packing]:
+def packing_by_length(sums: Mapping[int, PackingSums]) -> dict[int, Packing]:
     """Return the shares at each sequence length, up to the first that all documents fit into."""
     shares: dict[int, Packing] = {}
     for sequence, counts in sorted(sums.items()):

@@ -14,7 +14,7 @@ LARGEST = 5
 """Number of largest documents listed on the report page."""
 
 
-def write_page(report: CorpusReport, folder: Path) -> None:
+def write_corpus_page(report: CorpusReport, folder: Path) -> None:
     """Write the report page beside the corpus."""
     (folder / PAGE).write_text(html(report), encoding="utf-8")
 

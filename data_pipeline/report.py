@@ -16,9 +16,9 @@ from rich.text import Text
 
 from data_pipeline.corpus.composition import Composition, TextSize
 from data_pipeline.corpus.tokenizing import ShardResult
-from data_pipeline.corpus.unknown import UnknownWords, describe_unknown, merge_counts
+from data_pipeline.corpus.unknown import UnknownWords, describe_unknown_words, merge_unknown_words
 from data_pipeline.document import DropCounts
-from data_pipeline.packing import Packing, merge_sums, packing_of, packing_table
+from data_pipeline.packing import Packing, merge_packing_sums, packing_by_length, packing_table
 from megaptm.console import Console
 from megaptm.data.shards import Manifest, Split
 
@@ -104,7 +104,7 @@ class CorpusReport:
             shown = sorted(self.languages.items(), key=lambda item: (-item[1], item[0]))[:8]
             console.print("languages: " + ", ".join(f"{name} {count:,}" for name, count in shown), highlight=False)
         if self.unknown_words:
-            console.print(Text(describe_unknown(self.unknown_words)), soft_wrap=True)
+            console.print(Text(describe_unknown_words(self.unknown_words)), soft_wrap=True)
         composition = self.composition
         for name, sizes in (("group", self.groups), ("source", composition.sources), ("format", composition.formats)):
             if len(sizes) > 1:
@@ -122,7 +122,7 @@ class CorpusReport:
         )
 
 
-def make_report(
+def make_corpus_report(
     *, folder: str, manifest: Manifest, dropped: DropCounts, results: Sequence[ShardResult], **fields: Any
 ) -> CorpusReport:
     """Make the report of a build from its manifest and the results of its shards."""
@@ -138,10 +138,10 @@ def make_report(
         examples=dropped.examples,
         messages=dropped.messages,
         languages=dict(languages),
-        unknown_words=merge_counts(result.unknown for result in results),
+        unknown_words=merge_unknown_words(result.unknown for result in results),
         groups=_sizes_by_group(manifest),
         lengths={1 << power: int(count) for power, count in enumerate(counts) if count},
-        packing=packing_of(merge_sums(result.packing for result in results)),
+        packing=packing_by_length(merge_packing_sums(result.packing for result in results)),
         tokenizer=dict(manifest.tokenizer),
         **fields,
     )

@@ -42,7 +42,7 @@ def build(kind: str, out: Path) -> None:
     from data_pipeline import commands
 
     library = Path(sysconfig.get_path("stdlib"))
-    commands.build(
+    commands.run_build_command(
         [
             *(str(library / source) for source in SOURCES),
             *(f"out={out}", "workers=0", "validation=0.1", "limit_bytes=1500000"),

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 
 from data_pipeline.annotate.options import Annotations
-from data_pipeline.annotate.parts import parts_of
+from data_pipeline.annotate.parts import document_parts
 from data_pipeline.annotate.phrases import find_phrases
 from data_pipeline.annotate.sentences import sentence_starts
 from data_pipeline.annotate.tags import load_tagger
@@ -49,7 +49,7 @@ def _encode_with_ends(
     """Return for each document its ids, and for each token its end offset in the text."""
     if not by_parts:
         return tokenizer.encode_batch_with_ends([document.text for document in documents])
-    parts = [parts_of(document) for document in documents]
+    parts = [document_parts(document) for document in documents]
     encoded = iter(tokenizer.encode_batch_with_ends(list(chain(*parts))))
     shifted_parts = []
     for document, texts in zip(documents, parts, strict=True):

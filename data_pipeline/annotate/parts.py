@@ -19,7 +19,7 @@ def text_and_parts(texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return BETWEEN.join(texts), {"parts": [*starts]}
 
 
-def parts_of(document: Document) -> list[str]:
+def document_parts(document: Document) -> list[str]:
     """Return the parts of a document. Without the note, the text is the only part."""
     starts = document.notes.get("parts", [0])
     ends = [*(start - len(BETWEEN) for start in starts[1:]), len(document.text)]

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from data_pipeline.annotate.parts import parts_of
+from data_pipeline.annotate.parts import document_parts
 from data_pipeline.clean.step import Change, Filter, require_minimum, require_shares, with_text
 from data_pipeline.clean.words import has_words
 from data_pipeline.document import Document, DropCounts
@@ -26,7 +26,7 @@ class DropEmpty(Filter):
     """Drop a document that is empty or only white space, or that has such a part."""
 
     def reason(self, document: Document) -> str | None:
-        return None if all(part.strip() for part in parts_of(document)) else "empty"
+        return None if all(part.strip() for part in document_parts(document)) else "empty"
 
 
 @dataclass(frozen=True)

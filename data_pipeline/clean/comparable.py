@@ -38,13 +38,13 @@ HAN = re.compile("[\u3400-\u9fff\U00020000-\U0003ffff]")
 COMBINING = r"[\u1160-\u11ff\uff9e\uff9f\uffa0-\uffdc]"
 
 
-def comparable(text: str) -> str:
+def comparable_text(text: str) -> str:
     """Convert a text to the form in which texts are compared: without markup and format characters, in NFKC,
     case-folded, and in simplified Chinese."""
     return _to_simplified_chinese(_fold_case(_without_markup(text)))
 
 
-def comparable_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
+def comparable_text_with_offsets(text: str) -> tuple[str, np.ndarray, np.ndarray]:
     """Return the form of a text for comparisons, and for each of its characters the start and end in `text` (int64)."""
     plain = _without_markup(text)
     if plain.isascii() and plain.isprintable():

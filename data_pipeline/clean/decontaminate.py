@@ -13,10 +13,18 @@ from typing import Literal
 import numpy as np
 
 from data_pipeline.clean.basic import cut_piece
-from data_pipeline.clean.comparable import comparable, comparable_with_offsets
+from data_pipeline.clean.comparable import comparable_text, comparable_text_with_offsets
 from data_pipeline.clean.hash_set import HashSet
-from data_pipeline.clean.step import BatchFilter, CleaningStep, Filter, batches, file_version, require, require_minimum
-from data_pipeline.clean.words import Words, ngram_factors, words_of
+from data_pipeline.clean.step import (
+    BatchFilter,
+    CleaningStep,
+    Filter,
+    document_batches,
+    file_version,
+    require,
+    require_minimum,
+)
+from data_pipeline.clean.words import Words, ngram_factors, split_into_words
 from data_pipeline.document import Document, DropCounts, is_document_error
 from megaptm.errors import UserError, quote_value
 from megaptm.storage import read_text_file
@@ -31,8 +39,8 @@ class Decontaminate:
     """Drop documents that share an n-gram with an evaluation text.
 
     Texts are compared regardless of case, punctuation, markup, Unicode composition, character width, and traditional or
-    simplified Chinese (`comparable`). Evaluation texts are matched both in their original form and as changed by the
-    steps before this one.
+    simplified Chinese (`comparable_text`). Evaluation texts are matched both in their original form and as changed
+    by the steps before this one.
     """
 
     against: tuple[str, ...]
@@ -77,7 +85,7 @@ class Decontaminate:
     ) -> Iterator[Document]:
         paths = self.input_files()
         known = _known_ngrams(self, before, paths, tuple(map(file_version, paths)))
-        for batch in batches(documents):
+        for batch in document_batches(documents):
             for document, suspicious in zip(batch, _have_known_ngrams(batch, known), strict=True):
                 runs = list(_shared_spans(document.text, known)) if suspicious else []
                 if not runs:
@@ -115,7 +123,7 @@ class Decontaminate:
 
 def _have_known_ngrams(documents: Sequence[Document], known: dict[int, HashSet]) -> list[bool]:
     """Return for each text whether a known n-gram starts in it, including n-grams that extend into the next text."""
-    words, firsts = words_of([comparable(document.text) for document in documents], fold=False)
+    words, firsts = split_into_words([comparable_text(document.text) for document in documents], fold=False)
     suspicious = np.zeros(len(documents), bool)
     for _, indexes in _shared_ngrams(words, known):
         suspicious[np.searchsorted(firsts, indexes, side="right") - 1] = True
@@ -124,7 +132,7 @@ def _have_known_ngrams(documents: Sequence[Document], known: dict[int, HashSet])
 
 def _shared_spans(text: str, known: dict[int, HashSet]) -> Iterator[tuple[int, int]]:
     """Yield start and end, in characters, of each shared n-gram in the text."""
-    compared, starts, ends = comparable_with_offsets(text)
+    compared, starts, ends = comparable_text_with_offsets(text)
     words = Words(compared, fold=False)
     firsts, lasts = words.characters(words.starts), words.characters(words.ends) - 1
     for size, indexes in _shared_ngrams(words, known):
@@ -170,7 +178,7 @@ def _comparable_forms(text: str, steps: tuple[CleaningStep, ...], path: str) -> 
     try:
         for step in steps:
             changed = list(step(changed, DropCounts())) or changed
-        return {comparable(text), *(comparable(document.text) for document in changed)}
+        return {comparable_text(text), *(comparable_text(document.text) for document in changed)}
     except Exception as error:
         if not is_document_error(error):
             raise

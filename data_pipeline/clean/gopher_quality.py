@@ -9,9 +9,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_pipeline.clean.lines import lines_of
+from data_pipeline.clean.lines import text_lines
 from data_pipeline.clean.step import BatchFilter, require_minimum, require_shares
-from data_pipeline.clean.words import reduce_per_text, surplus_words, words_of
+from data_pipeline.clean.words import reduce_per_text, split_into_words, surplus_words
 from data_pipeline.document import Document
 from data_pipeline.scripts import UNSPACED
 
@@ -56,7 +56,7 @@ class GopherQuality(BatchFilter):
         )
 
     def reasons(self, documents: Sequence[Document]) -> Iterator[str | None]:
-        words, firsts = words_of([document.text for document in documents], fold=False, split="spaces")
+        words, firsts = split_into_words([document.text for document in documents], fold=False, split="spaces")
         surplus = surplus_words(words, firsts)
         counts = (np.diff(firsts) - surplus).tolist()
         characters = reduce_per_text(np.add, words.lengths, firsts).tolist()
@@ -89,7 +89,7 @@ class GopherQuality(BatchFilter):
         return self._line_reason(text) or self._stop_word_reason(text)
 
     def _line_reason(self, text: str) -> str | None:
-        lines, max_share = lines_of(text), self.max_bullet_line_share
+        lines, max_share = text_lines(text), self.max_bullet_line_share
         if max_share is not None and _exceeds_share(
             max_share, lines, sum(map(text.count, BULLETS)), _starts_with_bullet
         ):

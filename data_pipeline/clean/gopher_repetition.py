@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from data_pipeline.clean.lines import lines_of, paragraphs_of
+from data_pipeline.clean.lines import text_lines, text_paragraphs
 from data_pipeline.clean.repeats import NGrams
 from data_pipeline.clean.step import BatchFilter, require_shares
-from data_pipeline.clean.words import Words, ngram_factors, reduce_per_text, words_of
+from data_pipeline.clean.words import Words, ngram_factors, reduce_per_text, split_into_words
 from data_pipeline.document import Document
 
 TOP_SIZES, DUPLICATE_SIZES = (2, 3, 4), (5, 6, 7, 8, 9, 10)
@@ -57,11 +57,11 @@ class GopherRepetition(BatchFilter):
 
     def _line_reason(self, text: str) -> str | None:
         """Return the first broken rule about lines and paragraphs, or None."""
-        shares = _duplicate_shares(lines_of(text))
+        shares = _duplicate_shares(text_lines(text))
         if shares == (0, 0):  # without duplicate lines there are no duplicate paragraphs
             return None
         names = ("lines", "line_characters", "paragraphs", "paragraph_characters")
-        for name, share in zip(names, (*shares, *_duplicate_shares(paragraphs_of(text))), strict=True):
+        for name, share in zip(names, (*shares, *_duplicate_shares(text_paragraphs(text))), strict=True):
             max_share = getattr(self, f"duplicate_{name}")
             if max_share is not None and share > max_share:
                 return f"duplicate_{name}"
@@ -69,7 +69,7 @@ class GopherRepetition(BatchFilter):
 
     def _word_reasons(self, texts: Sequence[str]) -> dict[int, str]:
         """Return the first broken rule about n-grams by index of the text, for texts that break one."""
-        words, firsts = words_of(texts, fold=False, split="spaces")
+        words, firsts = split_into_words(texts, fold=False, split="spaces")
         factors = ngram_factors(words, firsts)
         if len(set(factors.tolist())) > 1:
             indexes = [np.flatnonzero(factors == factor).tolist() for factor in np.unique(factors)]
@@ -106,7 +106,7 @@ class GopherRepetition(BatchFilter):
         if remaining:
             remaining_texts = [texts[at] for at in remaining]
             broken_later = self._duplicate_reasons(
-                remaining_texts, *words_of(remaining_texts, fold=False, split="spaces"), later, factor
+                remaining_texts, *split_into_words(remaining_texts, fold=False, split="spaces"), later, factor
             )
             broken |= {remaining[at]: rule for at, rule in broken_later.items()}
         return broken

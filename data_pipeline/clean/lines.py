@@ -33,14 +33,14 @@ BOILERPLATE = (
 )
 
 
-def lines_of(text: str) -> list[str]:
+def text_lines(text: str) -> list[str]:
     """Return the lines of a text that are not blank, split at any line end (CRLF, form feed), without trailing white
     space."""
     return [stripped for line in text.splitlines() if (stripped := line.rstrip())]
 
 
-def paragraphs_of(text: str) -> list[str]:
-    """Return the paragraphs of a text: groups of `lines_of` lines between blank lines."""
+def text_paragraphs(text: str) -> list[str]:
+    """Return the paragraphs of a text: groups of `text_lines` between blank lines."""
     lines = (line.rstrip() for line in text.splitlines())
     return ["\n".join(run) for has_text, run in groupby(lines, bool) if has_text]
 

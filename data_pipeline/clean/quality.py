@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from data_pipeline.clean.models import load_scorer, model_inputs
-from data_pipeline.clean.step import batches, require
+from data_pipeline.clean.step import document_batches, require
 from data_pipeline.document import Document, DropCounts
 
 DECIMALS = 4
@@ -36,7 +36,7 @@ class ScoreQuality:
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         score = load_scorer(self.model, self.label, "score-quality")
-        for batch in batches(documents):
+        for batch in document_batches(documents):
             for document, value in zip(batch, score([document.text for document in batch]), strict=True):
                 value = round(value, DECIMALS)
                 if self.min_score is not None and value < self.min_score:

@@ -16,7 +16,7 @@ probability of 1 in 100,000."""
 
 @dataclass(frozen=True)
 class NGrams:
-    """N-grams of `size` words in up to 256 texts, in the format of `words_of`."""
+    """N-grams of `size` words in up to 256 texts, in the format of `split_into_words`."""
 
     words: Words
     firsts: np.ndarray

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache, wraps
 from typing import Any, Protocol, TypeVar, cast
 
-from data_pipeline.annotate.parts import parts_of, with_parts
+from data_pipeline.annotate.parts import document_parts, with_parts
 from data_pipeline.document import Document, DropCounts, OnError, is_document_error, memory_error
 from data_pipeline.time_limit import time_limit
 from megaptm.errors import UserError
@@ -68,7 +68,7 @@ class BatchFilter(ABC):
     """Cleaning step that judges a batch of documents, each by its own text. Batches are faster for short documents."""
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
-        for batch in batches(documents):
+        for batch in document_batches(documents):
             for document, reason in zip(batch, self.reasons(batch), strict=True):
                 if reason is None:
                     yield document
@@ -80,7 +80,7 @@ class BatchFilter(ABC):
         """Return the drop reason of each document; None keeps it."""
 
 
-def batches(
+def document_batches(
     documents: Iterable[Document], max_characters: int = BATCH_CHARACTERS, max_documents: int = BATCH_DOCUMENTS
 ) -> Iterator[list[Document]]:
     """Yield documents in batches that fit the processor's cache by default. A long document ends its batch."""
@@ -102,7 +102,7 @@ class Change(ABC):
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
             if "parts" in document.notes:
-                yield with_parts(document, [self.change(part) for part in parts_of(document)])
+                yield with_parts(document, [self.change(part) for part in document_parts(document)])
             else:
                 yield with_text(document, self.change(document.text))
 
@@ -145,7 +145,7 @@ def run_steps(
 def _run_step(
     name: str, step: CleaningStep, documents: Iterable[Document], dropped: DropCounts, on_error: OnError
 ) -> Iterator[Document]:
-    for batch in batches(documents):
+    for batch in document_batches(documents):
         yield from _run_batch(name, step, batch, dropped, on_error)
 
 

@@ -189,7 +189,9 @@ class Words:
         return folded.tobytes()
 
 
-def words_of(texts: Sequence[str], *, fold: bool = True, split: WordSplit = "letters") -> tuple[Words, np.ndarray]:
+def split_into_words(
+    texts: Sequence[str], *, fold: bool = True, split: WordSplit = "letters"
+) -> tuple[Words, np.ndarray]:
     """Split texts into words: return the words of all texts, concatenated, and int64 [texts + 1]: index of the first
     word of each text.
 
@@ -231,7 +233,7 @@ def has_words(text: str, count: int) -> bool:
         return True
     if text.isascii() or not UNSPACED.search(text):
         return False
-    words, firsts = words_of([text], fold=False, split="spaces")
+    words, firsts = split_into_words([text], fold=False, split="spaces")
     return len(words) - float(surplus_words(words, firsts)[0]) >= count
 
 

@@ -15,20 +15,20 @@ import numpy as np
 
 from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.building import open_build
-from data_pipeline.corpus.composition import composition_of
+from data_pipeline.corpus.composition import sum_compositions
 from data_pipeline.corpus.groups import read_groups
 from data_pipeline.corpus.parts import Part, read_parts
-from data_pipeline.corpus.selection import Selection, select
+from data_pipeline.corpus.selection import Selection, select_rows
 from data_pipeline.corpus.sharding import SPLITS, CorpusDocuments
 from data_pipeline.corpus.tokenizing import ShardResult, dtype_of_ids, stored_fields, write_shards
 from data_pipeline.corpus.training import DocumentSample, train_tokenizer
-from data_pipeline.corpus.unknown import merge_counts, warn_of_unknown
+from data_pipeline.corpus.unknown import merge_unknown_words, warn_of_unknown_words
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.deduplicate import cut_paragraphs, find_duplicates
 from data_pipeline.document import DropCounts
-from data_pipeline.page import write_page
+from data_pipeline.page import write_corpus_page
 from data_pipeline.recipe import Recipe
-from data_pipeline.report import CorpusReport, make_report
+from data_pipeline.report import CorpusReport, make_corpus_report
 from data_pipeline.sources import find_files
 from data_pipeline.sources.formats import FORMATS
 from megaptm import __version__
@@ -105,8 +105,8 @@ def build_corpus(
                 **({} if groups is None else {"groups": groups.for_manifest(_groups_of_shards(results))}),
             },
         )
-        composition = composition_of(result.composition for result in itertools.chain(*results.values()))
-        report = make_report(
+        composition = sum_compositions(result.composition for result in itertools.chain(*results.values()))
+        report = make_corpus_report(
             folder=str(out),
             manifest=manifest,
             files=len(files),
@@ -115,8 +115,8 @@ def build_corpus(
             notes=[
                 *_build_warnings(recipe, selection, tokenizer, manifest, work),
                 *composition.warnings(),
-                *warn_of_unknown(
-                    merge_counts(result.unknown for result in itertools.chain(*results.values())), tokenizer
+                *warn_of_unknown_words(
+                    merge_unknown_words(result.unknown for result in itertools.chain(*results.values())), tokenizer
                 ),
             ],
             clusters=documents.count_clusters(),
@@ -127,7 +127,7 @@ def build_corpus(
             seconds=work.stages.seconds,
         )
         report.save(output.folder)
-        write_page(report, output.folder)
+        write_corpus_page(report, output.folder)
         output.publish(work)
     return report
 
@@ -149,7 +149,7 @@ def select_documents(recipe: Recipe, parts: Sequence[Part], work: JobRunner, dro
         for number in range(len(parts)):
             dropped.counts.update(groups.count_dropped(number, stays(number)))
         stays = groups.restrict(stays)
-    selection = select(
+    selection = select_rows(
         parts,
         stays,
         validation=recipe.validation,
@@ -248,7 +248,7 @@ def _large_validation_note(recipe: Recipe, selection: Selection) -> str:
     )
     largest, counts = zip(*sizes, strict=True)
     for seed in range(recipe.seed + 1, recipe.seed + 1 + TRIED_SEEDS):
-        other = select(
+        other = select_rows(
             selection.parts,
             selection.stays,
             validation=recipe.validation,

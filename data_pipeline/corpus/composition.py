@@ -79,7 +79,7 @@ class Composition:
         return []
 
 
-def composition_of(parts: Iterable[Composition]) -> Composition:
+def sum_compositions(parts: Iterable[Composition]) -> Composition:
     """Return the composition of a corpus: the sum of those of its shards."""
     total = Composition()
     for part in parts:

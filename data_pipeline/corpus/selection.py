@@ -99,7 +99,7 @@ class Selection:
         ]
 
 
-def select(
+def select_rows(
     parts: Sequence[Documents],
     stays: Callable[[int], np.ndarray],
     *,
@@ -203,7 +203,7 @@ def _is_below(values: np.ndarray, bound: int) -> np.ndarray:
     return np.ones(len(values), dtype=bool) if bound >= HASH_LIMIT else values < np.uint64(bound)
 
 
-def shards_of(
+def divide_into_shards(
     rows_by_part: Iterable[DocumentRows], parts: Sequence[Documents], size: int
 ) -> Iterator[list[DocumentRows]]:
     """Divide the consecutive documents of a corpus into shards of about `size` bytes of text. Shard boundaries are

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_pipeline.corpus.groups import CorpusGroups
 from data_pipeline.corpus.parts import Part
-from data_pipeline.corpus.selection import DocumentRows, Selection, shards_of
+from data_pipeline.corpus.selection import DocumentRows, Selection, divide_into_shards
 from data_pipeline.deduplicate import Deduplicate
 
 SPLITS = ("train", "validation")
@@ -56,7 +56,7 @@ class CorpusDocuments:
             for group, rows in self._rows_by_group(split):
                 for copy in range(self._max_copies(split)):
                     copied = rows() if copy == 0 else self._repeated(rows(), copy)
-                    for shard in shards_of(copied, parts, shard_bytes):
+                    for shard in divide_into_shards(copied, parts, shard_bytes):
                         yield ShardRows(
                             split,
                             group,

@@ -17,11 +17,11 @@ import numpy as np
 
 from data_pipeline.annotate import Annotations, annotate
 from data_pipeline.annotate.annotate import Annotated
-from data_pipeline.clean.step import batches
+from data_pipeline.clean.step import document_batches
 from data_pipeline.corpus.composition import Composition
 from data_pipeline.corpus.parts import hash_files
 from data_pipeline.corpus.sharding import SPLITS, CorpusDocuments, PartRows
-from data_pipeline.corpus.unknown import UnknownWords, count_unknown
+from data_pipeline.corpus.unknown import UnknownWords, count_unknown_words
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import read_part
 from data_pipeline.document import ATTACHED, Document, DropCounts, OnError, is_document_error
@@ -138,7 +138,7 @@ def write_shard(job: ShardJob) -> ShardResult:
     fields = stored_fields(job.annotations, job.attached)
     writer = ShardWriter(Path(job.folder, f"{job_key(write_shard, job)}.tar"), dtype=job.dtype, fields=fields)
     try:
-        for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
+        for batch in document_batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
             for document, annotated in zip(batch, _annotate_each(batch, tokenizer, job.annotations), strict=True):
                 key = next(keys)
                 if isinstance(annotated, Exception):
@@ -153,7 +153,7 @@ def write_shard(job: ShardJob) -> ShardResult:
                 language = document.notes.get("language")
                 if isinstance(language, str) and language:  # a kept field may hold anything
                     languages[language] += 1
-                count_unknown(document, ids, tokenizer, unknown)
+                count_unknown_words(document, ids, tokenizer, unknown)
                 annotation_counts.update({name: len(items) for name, items in annotations.items()})
                 size = len(document.text.encode())
                 composition.add(document, len(ids), size)

@@ -37,7 +37,9 @@ class UnknownWords:
         return self.unknown / self.words if self.words else 0.0
 
 
-def count_unknown(document: Document, ids: np.ndarray, tokenizer: Tokenizer, counts: dict[str, UnknownWords]) -> None:
+def count_unknown_words(
+    document: Document, ids: np.ndarray, tokenizer: Tokenizer, counts: dict[str, UnknownWords]
+) -> None:
     """Count the words of a document, and those that the tokenizer does not know; `ids` are its tokens."""
     if tokenizer.unknown is None:
         return
@@ -71,7 +73,7 @@ def _language_of(document: Document) -> str:
     return min(scripts, key=lambda script: (-scripts[script], script)).title() if scripts else "Latin"
 
 
-def merge_counts(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
+def merge_unknown_words(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, UnknownWords]:
     """Sum the counts of unknown words over shards."""
     sums: dict[str, UnknownWords] = {}
     for shard in counts:
@@ -83,12 +85,12 @@ def merge_counts(counts: Iterable[Mapping[str, UnknownWords]]) -> dict[str, Unkn
     return dict(sorted(sums.items()))
 
 
-def describe_unknown(counts: Mapping[str, UnknownWords]) -> str:
+def describe_unknown_words(counts: Mapping[str, UnknownWords]) -> str:
     """Return the share of unknown words in each language as text."""
     return f"unknown words: {', '.join(f'{name} {count.share:.1%}' for name, count in counts.items())}"
 
 
-def warn_of_unknown(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
+def warn_of_unknown_words(counts: Mapping[str, UnknownWords], tokenizer: Tokenizer) -> list[str]:
     """Return a warning for each language of a corpus with too many words that the tokenizer does not know. Kind `words`
     is excluded: it is designed that way."""
     if tokenizer.kind == "words":

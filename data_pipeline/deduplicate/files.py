@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from data_pipeline.deduplicate.json_lines import from_line, to_line
+from data_pipeline.deduplicate.json_lines import document_from_line, document_to_line
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.sketch import Sketcher
 from data_pipeline.deduplicate.tables import load
@@ -35,7 +35,7 @@ def write_part(stem: str, documents: Iterable[Document], options: Deduplicate) -
         sketcher, offset = Sketcher(stem, options), 0
         for document in documents:
             sketcher.add(document, offset)
-            offset += file.write(to_line(document))
+            offset += file.write(document_to_line(document))
         documents_written = sketcher.close()
     return documents_written
 
@@ -44,8 +44,8 @@ def read_part(stem: str, rows: np.ndarray | None = None) -> Iterator[Document]:
     """Yield the documents of a part's file: those in the given rows, or all."""
     with open(f"{stem}.jsonl", "rb") as file:
         if rows is None:
-            yield from map(from_line, file)
+            yield from map(document_from_line, file)
             return
         for offset in load(f"{stem}.columns.npy")["offset"][rows].tolist():
             file.seek(offset)
-            yield from_line(file.readline())
+            yield document_from_line(file.readline())

@@ -10,7 +10,7 @@ import numpy as np
 from data_pipeline.deduplicate.buckets import PartListing, Run
 from data_pipeline.deduplicate.exact import DUPLICATE, find_equal_entries
 from data_pipeline.deduplicate.files import PartFile, read_part
-from data_pipeline.deduplicate.near import find_near
+from data_pipeline.deduplicate.near import find_near_duplicates
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.tables import load, save
 from data_pipeline.document import EXAMPLES
@@ -68,7 +68,7 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
     if options.near:
         dropped = listing.name("equal.npy")
         save(dropped, reasons == EQUAL)
-        rows, stay = find_near(listing, options.near, dropped, run).connected()
+        rows, stay = find_near_duplicates(listing, options.near, dropped, run).connected()
         reasons[rows] = NEAR
         if clusters is not None:  # each near duplicate stands for its equal documents, too
             np.add.at(clusters, stay, clusters[rows])

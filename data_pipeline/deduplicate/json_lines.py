@@ -16,7 +16,7 @@ BY_JSON = b" "
 """First byte of lines written by json, because they may hold values that orjson rejects or reads differently."""
 
 
-def to_line(document: Document) -> bytes:
+def document_to_line(document: Document) -> bytes:
     fields = {"text": document.text, "source": document.source, "form": document.form, "notes": document.notes}
     fields["origin"] = document.origin
     if orjson:
@@ -27,6 +27,6 @@ def to_line(document: Document) -> bytes:
     return BY_JSON + json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
 
 
-def from_line(line: bytes) -> Document:
+def document_from_line(line: bytes) -> Document:
     read = orjson.loads if orjson and not line.startswith(BY_JSON) else json.loads
     return Document(**read(line))

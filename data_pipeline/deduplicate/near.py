@@ -60,7 +60,9 @@ def _compare_texts(job: CompareJob) -> int:
     return read
 
 
-def find_near(listing: PartListing, options: NearDuplicateOptions, dropped: str | None, run: Run) -> Components:
+def find_near_duplicates(
+    listing: PartListing, options: NearDuplicateOptions, dropped: str | None, run: Run
+) -> Components:
     """Find near duplicates among all documents except those marked in `dropped`, a file of bool [rows]."""
     components, rows = Components(int(listing.first_rows[-1])), int(listing.first_rows[-1])
     of = num_buckets(rows * options.bands)

@@ -65,7 +65,7 @@ def build(words: tuple[str, ...]) -> None:
     """
     from data_pipeline import commands
 
-    commands.build(words)
+    commands.run_build_command(words)
 
 
 @corpus_group.command()
@@ -126,4 +126,4 @@ def verify(folder: str) -> None:
     """
     from data_pipeline import commands
 
-    sys.exit(0 if commands.verify(folder) else 1)
+    sys.exit(0 if commands.run_verify_command(folder) else 1)

@@ -22,17 +22,17 @@ from megaptm.distillation.cached_logits import (
     UNFINISHED,
     SampleLogits,
     TeacherLogitsManifest,
-    file_hash,
-    file_name,
-    file_ranges,
+    hash_logits_file,
     is_complete_file,
-    read_manifest,
+    logits_file_name,
+    logits_file_ranges,
+    read_logits_manifest,
     sample_digest,
-    write_file,
+    write_logits_file,
 )
-from megaptm.distillation.losses import compared_positions, head_projection
+from megaptm.distillation.losses import distilled_positions, head_projection
 from megaptm.distillation.rules import resolve_distillation
-from megaptm.distillation.run import checkpoint_id, num_positions, stream_prefix, teacher_run
+from megaptm.distillation.run import num_positions, stream_prefix, teacher_checkpoint_id, teacher_run
 from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
 from megaptm.inference.trained_model import open_run
@@ -107,21 +107,21 @@ def _write_files(
 ) -> CachedLogits:
     """Write the missing files of teacher logits of a part, and the manifest if no other file is missing."""
     files = [
-        (folder / file_name(split, number), mixes[split], numbers)
+        (folder / logits_file_name(split, number), mixes[split], numbers)
         for split, samples in manifest.samples.items()
-        for number, numbers in enumerate(file_ranges(samples, manifest.per_file))
+        for number, numbers in enumerate(logits_file_ranges(samples, manifest.per_file))
     ]
     done, computed, total = 0, 0, sum(len(numbers) for _, _, numbers in files[part::parts])
     for path, mix, numbers in files[part::parts]:
         if not _is_written(path, mix, numbers, manifest):
             samples = [*_teacher_logits(model, mix, numbers, manifest, rows=rows)]
-            write_file(path, [digest for digest, _ in samples], [logits for _, logits in samples])
+            write_logits_file(path, [digest for digest, _ in samples], [logits for _, logits in samples])
             computed += len(numbers)
         done += len(numbers)
         tell(done, total)
     missing = sum(not _is_written(*file, manifest) for file in files) if parts > 1 else 0
     if not missing:
-        manifest = manifest.model_copy(update={"files": {path.name: file_hash(path) for path, _, _ in files}})
+        manifest = manifest.model_copy(update={"files": {path.name: hash_logits_file(path) for path, _, _ in files}})
         write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
         (folder / UNFINISHED).unlink(missing_ok=True)
     return CachedLogits(manifest, computed, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))
@@ -157,7 +157,7 @@ def _build_manifest(
     steps = validation_steps(held_out, batch=train.batch, max_steps=train.validate_batches)
     return TeacherLogitsManifest(
         format=FORMAT,
-        teacher=checkpoint_id(teacher),
+        teacher=teacher_checkpoint_id(teacher),
         step=teacher.selected_step,
         head=head,
         positions=distillation.positions,
@@ -181,7 +181,7 @@ def _check_folder(folder: Path, manifest: TeacherLogitsManifest) -> None:
     ):
         raise UserError(f"distill.cached_logits ({folder}) exists and is not a folder of logits: choose another.")
     if existing is not None:
-        written = read_manifest(existing)
+        written = read_logits_manifest(existing)
         for name in ("teacher", "head", "positions", "top", "dtype", "sequence", "vocabulary", "per_file"):
             if getattr(written, name) != getattr(manifest, name):
                 raise UserError(
@@ -210,7 +210,7 @@ def _teacher_logits(
         tensors = {name: field.to(device) for name, field in batch_to_tensors(batch).items()}
         with torch.inference_mode():
             projected = head_projection(model, manifest.head, model.states(tensors))
-            target_BS = compared_positions(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
+            target_BS = distilled_positions(tensors, stream_prefix(model.spec, manifest.head), manifest.positions)
             # Projected positions are in the order (S, B).
             indices = torch.arange(target_BS.numel(), device=device).view(*reversed(target_BS.shape)).t()[target_BS]
             rows_projected = num_rows_projected(

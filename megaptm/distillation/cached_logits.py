@@ -2,7 +2,7 @@
 
     folder/
       config.yaml  tokenizer/         of the teacher's run
-      train-000000.safetensors ...    of `per_file` samples each; see `write_file`
+      train-000000.safetensors ...    of `per_file` samples each; see `write_logits_file`
       validation-000000.safetensors
       manifest.json                   teacher, number of samples, hash of each file; written last
 
@@ -56,7 +56,7 @@ class TeacherLogitsManifest(Record):
 
     format: str
     teacher: str
-    """Identifier of the teacher's checkpoint (`distillation.run.checkpoint_id`)."""
+    """Identifier of the teacher's checkpoint (`distillation.run.teacher_checkpoint_id`)."""
     step: int
     head: str
     positions: str
@@ -96,25 +96,25 @@ def sample_digest(sample: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.frombuffer(digest.digest(), np.uint8)
 
 
-def file_name(split: str, index: int) -> str:
+def logits_file_name(split: str, index: int) -> str:
     return f"{split}-{index:06d}.safetensors"
 
 
-def file_ranges(samples: int, per_file: int) -> Iterator[range]:
+def logits_file_ranges(samples: int, per_file: int) -> Iterator[range]:
     """Yield the sample numbers of each file of teacher logits."""
     return (range(first, min(first + per_file, samples)) for first in range(0, samples, per_file))
 
 
-def cached_step(folder: Path) -> int | None:
+def cached_teacher_step(folder: Path) -> int | None:
     """Return the checkpoint step of the teacher whose logits a folder holds, even if it is unfinished; None without
     logits."""
     for path in (folder / UNFINISHED, folder / MANIFEST):
         with suppress(UserError, FileNotFoundError, NotADirectoryError):
-            return read_manifest(path).step
+            return read_logits_manifest(path).step
     return None
 
 
-def read_manifest(path: Path) -> TeacherLogitsManifest:
+def read_logits_manifest(path: Path) -> TeacherLogitsManifest:
     """Read the manifest of a finished or unfinished folder of teacher logits; raise `UserError` if it is invalid."""
     content = parse_json(regular_file(path).read_bytes(), path, remedy=COMMAND)
     manifest = validate(TeacherLogitsManifest, content, path, remedy=COMMAND)
@@ -132,7 +132,7 @@ def read_manifest(path: Path) -> TeacherLogitsManifest:
     return manifest
 
 
-def write_file(path: Path, digests: Sequence[np.ndarray], samples: Sequence[SampleLogits]) -> None:
+def write_logits_file(path: Path, digests: Sequence[np.ndarray], samples: Sequence[SampleLogits]) -> None:
     """Write a file of teacher logits with `samples` [n, 16]: hashes; `offsets` [n + 1]: offset of each sample in
     `positions` [P], `ids` and `logits` [P, K]."""
     tensors = {
@@ -143,7 +143,7 @@ def write_file(path: Path, digests: Sequence[np.ndarray], samples: Sequence[Samp
     write_atomically(path, save(tensors))
 
 
-def file_hash(path: Path) -> str:
+def hash_logits_file(path: Path) -> str:
     return hashlib.sha256(regular_file(path).read_bytes()).hexdigest()
 
 
@@ -172,7 +172,7 @@ class TeacherLogits:
         path = folder / MANIFEST
         if not path.is_file():
             raise UserError(f"distill.cached_logits ({folder}) has no teacher logits, or is unfinished: {COMMAND}.")
-        return cls(folder, read_manifest(path))
+        return cls(folder, read_logits_manifest(path))
 
     def split(self, split: str) -> SplitLogits:
         """Return the teacher logits of `train` or `validation`."""
@@ -199,7 +199,9 @@ class SplitLogits:
         file, row = divmod(index, manifest.per_file)
         tensors = self._files(file)
         if row >= len(tensors["samples"]):
-            raise UserError(f"{self.source.folder / file_name(self.split, file)} lacks some of its samples: {COMMAND}.")
+            raise UserError(
+                f"{self.source.folder / logits_file_name(self.split, file)} lacks some of its samples: {COMMAND}."
+            )
         if not np.array_equal(tensors["samples"][row], sample_digest(sample)):
             raise UserError(
                 f"distill.cached_logits ({self.source.folder}) was written for other samples: {self.split} sample "
@@ -217,13 +219,13 @@ class SplitLogits:
         """Return the current hash of a file of teacher logits, for a folder that was extended for a longer run since it
         was opened."""
         with suppress(UserError, OSError):
-            now, then = read_manifest(self.source.folder / MANIFEST), self.source.manifest
+            now, then = read_logits_manifest(self.source.folder / MANIFEST), self.source.manifest
             if now.model_copy(update={"samples": then.samples, "files": then.files}) == then:
                 return now.files.get(name)
         return None
 
     def _load_file(self, file: int) -> dict[str, np.ndarray]:
-        name = file_name(self.split, file)
+        name = logits_file_name(self.split, file)
         path = self.source.folder / name
         try:
             with storage_errors_as_user_errors(path):
@@ -245,7 +247,7 @@ class SplitLogits:
 
 
 def _parse_file(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np.ndarray] | None:
-    """Return the tensors of a file of teacher logits; None unless `write_file` wrote them."""
+    """Return the tensors of a file of teacher logits; None unless `write_logits_file` wrote them."""
     try:
         tensors: dict[str, np.ndarray] = load(content)
         return tensors if _are_valid(tensors, manifest) else None
@@ -254,7 +256,8 @@ def _parse_file(content: bytes, manifest: TeacherLogitsManifest) -> dict[str, np
 
 
 def _are_valid(tensors: Mapping[str, np.ndarray], manifest: TeacherLogitsManifest) -> bool:
-    """Whether tensors of teacher logits have the shapes and types of `write_file`, and all indexes are in range."""
+    """Whether tensors of teacher logits have the shapes and types of `write_logits_file`, and all indexes are in
+    range."""
     samples, offsets = tensors["samples"], tensors["offsets"]
     positions, ids, logits = (tensors[name] for name in SampleLogits._fields)
     rows, num_positions = samples.shape[:1], positions.shape[:1]  # sliced, because an array without axes has no length

@@ -10,9 +10,9 @@ from torch import Tensor
 from megaptm.batch import MicroBatch
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import CommunicationConfig, Config, Layout
-from megaptm.distillation.losses import add_losses
+from megaptm.distillation.losses import add_distillation_losses
 from megaptm.distillation.rules import resolve_distillation
-from megaptm.distillation.run import needs_weights, teacher_run
+from megaptm.distillation.run import needs_teacher_weights, teacher_run
 from megaptm.distillation.spec import LOSS, Distillation
 from megaptm.errors import UserError
 from megaptm.layers.kernel_choice import AUTO
@@ -34,7 +34,7 @@ def build_hook(config: Config, rank_env: RankEnvironment) -> DistillationHook:
     """Build the training hook of a config with distillation. All ranks call this and verify the teacher."""
     return DistillationHook(
         resolve_distillation(config),
-        open_verified_weights(teacher_run(config), rank_env) if needs_weights(config) else None,
+        open_verified_weights(teacher_run(config), rank_env) if needs_teacher_weights(config) else None,
         global_tokens=config.batch_spec.has_global_tokens,
         attention_kernel=config.train.attention_kernel,
         compiles=should_compile(config.train.compile),
@@ -66,7 +66,7 @@ class DistillationHook(EngineHook):
         }
 
     def extend_model(self, model: Model) -> None:
-        self._losses = add_losses(model, self._distillation)
+        self._losses = add_distillation_losses(model, self._distillation)
 
     def attach(self, model: ParallelModel) -> None:
         if self._distillation.cached:

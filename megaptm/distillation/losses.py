@@ -188,10 +188,10 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
     def _target_positions(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the positions whose logits student and teacher compare, [B, S]."""
         prefix = self.spec.family.prefixes[self.spec.head_inputs(self.head)[0].stack]
-        return compared_positions(batch, prefix, self.distillation.positions)
+        return distilled_positions(batch, prefix, self.distillation.positions)
 
 
-def add_losses(model: Model, distillation: Distillation) -> DistillationLosses:
+def add_distillation_losses(model: Model, distillation: Distillation) -> DistillationLosses:
     """Add the distillation losses of a student and their projections to its model, as the module `distill`."""
     losses = DistillationLosses(model.spec, distillation)
     model.add_module("distill", losses)
@@ -205,7 +205,7 @@ def _real_positions(batch: Mapping[str, Tensor], prefix: str) -> Tensor:
     return torch.ones_like(batch[f"{prefix}tokens"], dtype=torch.bool) if documents is None else documents != 0
 
 
-def compared_positions(batch: Mapping[str, Tensor], prefix: str, positions: str) -> Tensor:
+def distilled_positions(batch: Mapping[str, Tensor], prefix: str, positions: str) -> Tensor:
     """Return the positions whose logits student and teacher compare, [B, S]. `positions`: `all` but padding, or
     only the target positions."""
     real_BS = _real_positions(batch, prefix)

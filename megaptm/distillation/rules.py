@@ -14,7 +14,7 @@ from megaptm.config.errors import error_messages
 from megaptm.config.model import model_spec, resolve_model, with_resolved_model
 from megaptm.config.model_rules import layered_model_errors
 from megaptm.config.schema import Config, ModelConfig, ModelSection
-from megaptm.distillation.cached_logits import cached_step
+from megaptm.distillation.cached_logits import cached_teacher_step
 from megaptm.distillation.section import DistillConfig, distill_section
 from megaptm.distillation.spec import HOOKS, Distillation
 from megaptm.families import find_family
@@ -51,7 +51,7 @@ def _teacher_step(config: Config, distill: DistillConfig) -> int | None:
         saved = saved.get(key) if isinstance(saved, dict) else None
     if isinstance(saved, int):
         return saved
-    return None if distill.cached_logits is None else cached_step(Path(distill.cached_logits).expanduser())
+    return None if distill.cached_logits is None else cached_teacher_step(Path(distill.cached_logits).expanduser())
 
 
 def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:

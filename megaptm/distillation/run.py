@@ -11,7 +11,7 @@ from megaptm.checkpoint.committed import newest_step
 from megaptm.checkpoint.store import Store
 from megaptm.config import Config, resolve_model
 from megaptm.data.mix import Mix, SampleSource
-from megaptm.distillation.cached_logits import TeacherLogits, TeacherLogitsMix, cached_step
+from megaptm.distillation.cached_logits import TeacherLogits, TeacherLogitsMix, cached_teacher_step
 from megaptm.distillation.rules import resolve_distillation
 from megaptm.distillation.section import distill_section
 from megaptm.distillation.spec import Distillation
@@ -44,7 +44,7 @@ class DistillationRun(RunHook):
             step = of_start.step
         cached = distill.cached_logits and absolute_path(distill.cached_logits)
         if step is None and cached is not None:
-            step = cached_step(Path(cached))
+            step = cached_teacher_step(Path(cached))
         step = newest_step(Path(teacher)) if step is None else step
         update = {"teacher": teacher, "step": step, "cached_logits": cached}
         return config.model_copy(update={"distill": distill.model_copy(update=update)})
@@ -97,13 +97,13 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
         return
     distillation = resolve_distillation(config)
     run = teacher_run(config)
-    if needs_weights(config):
+    if needs_teacher_weights(config):
         student = Path(config.run)
         run.check(user=student if last_saved_step(student) else None)
     if distill.cached_logits is not None:
         logits = teacher_logits(config)
         _check_cached_logits(config, logits, distillation)
-        if not needs_weights(config):  # the teacher's run may have been removed
+        if not needs_teacher_weights(config):  # the teacher's run may have been removed
             run = OtherRun("distill.cached_logits", logits.folder, "distill.step", distill.step)
     if difference := run.find_difference(distillation.teacher):
         name, expected, actual = difference
@@ -120,7 +120,7 @@ def check_teacher(config: Config, tokenizer: Tokenizer) -> None:
     run.check_tokenizer(tokenizer)
 
 
-def needs_weights(config: Config) -> bool:
+def needs_teacher_weights(config: Config) -> bool:
     """Whether the teacher's weights are needed: to run it, or to initialize the student from some of its layers."""
     distill = distill_section(config)
     return distill is not None and (distill.cached_logits is None or bool(distill.initial_layers))
@@ -192,10 +192,10 @@ def _teacher_id(config: Config) -> str:
     if distill.cached_logits is not None:
         manifest = teacher_logits(config).manifest
         return f"{manifest.teacher}{LOGITS_SEPARATOR}--top {manifest.top} --type {manifest.dtype}"
-    return checkpoint_id(teacher_run(config))
+    return teacher_checkpoint_id(teacher_run(config))
 
 
-def checkpoint_id(run: OtherRun) -> str:
+def teacher_checkpoint_id(run: OtherRun) -> str:
     """Return a hash of the index hashes of a teacher's checkpoint."""
     indexes = Store(run.folder).load(run.selected_step).indexes
     return hashlib.sha256("".join(sorted(entry.sha256 for entry in indexes)).encode()).hexdigest()

@@ -21,12 +21,12 @@ from megaptm.distillation.cached_logits import (
     SplitLogits,
     TeacherLogits,
     TeacherLogitsManifest,
-    file_hash,
-    file_name,
+    hash_logits_file,
     is_complete_file,
-    read_manifest,
+    logits_file_name,
+    read_logits_manifest,
     sample_digest,
-    write_file,
+    write_logits_file,
 )
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy
@@ -52,14 +52,18 @@ def write_samples(folder: Path) -> Path:
     """Write the logits of two samples, and return the file."""
     ids = np.arange(16, dtype=np.int32).reshape(8, 2)
     logits = SampleLogits(np.arange(8, dtype=np.int32), ids, -ids.astype(np.float16))
-    write_file(path := folder / file_name("train", 0), [sample_digest(sample) for sample in SAMPLES], [logits] * 2)
+    write_logits_file(
+        path := folder / logits_file_name("train", 0), [sample_digest(sample) for sample in SAMPLES], [logits] * 2
+    )
     return path
 
 
 def open_with_manifest(folder: Path, **changes: Any) -> TeacherLogits:
     """Write a manifest with the hash of the file as it is, and open the folder."""
-    path = folder / file_name("train", 0)
-    (folder / MANIFEST).write_text(json.dumps(MANIFEST_CONTENT | {"files": {path.name: file_hash(path)}} | changes))
+    path = folder / logits_file_name("train", 0)
+    (folder / MANIFEST).write_text(
+        json.dumps(MANIFEST_CONTENT | {"files": {path.name: hash_logits_file(path)}} | changes)
+    )
     return TeacherLogits.open(folder)
 
 
@@ -75,7 +79,7 @@ def open_with_manifest(folder: Path, **changes: Any) -> TeacherLogits:
 def test_invalid_manifest_is_rejected(name: str, value: Any, message: str, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps(MANIFEST_CONTENT | {name: value}))
     with pytest.raises(UserError, match=message):
-        read_manifest(tmp_path / MANIFEST)
+        read_logits_manifest(tmp_path / MANIFEST)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +142,7 @@ def test_extended_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     unfinished.write_text("{}")
     ids = np.ones((8, 2), np.int32)
     longer = [SampleLogits(np.arange(8, dtype=np.int32), ids, ids.astype(np.float16))] * 3
-    write_file(path, [sample_digest(sample) for sample in (*SAMPLES, {"tokens": ids})], longer)
+    write_logits_file(path, [sample_digest(sample) for sample in (*SAMPLES, {"tokens": ids})], longer)
     # The extension ends while the student computes the hash.
     monkeypatch.setattr(SplitLogits, "_hash_now", lambda *_: unfinished.unlink())
     with pytest.raises(UserError, match="is being extended by `megaptm cache-logits` for a longer run"):

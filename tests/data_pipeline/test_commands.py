@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from data_pipeline.commands import build, tokenizer_train, verify
+from data_pipeline.commands import run_build_command, run_verify_command, tokenizer_train
 from data_pipeline.inspection import inspect_corpus
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
@@ -28,7 +28,7 @@ def small(folder: Path, vocabulary: int = 400) -> list[str]:
 
 
 def test_build_prints_report(text, tmp_path, console):
-    report = build([str(text), *small(tmp_path)], console=console)
+    report = run_build_command([str(text), *small(tmp_path)], console=console)
     assert f"{report.splits['train']['tokens']:,}" in printed(console)
     assert "dropped 2 duplicate" in printed(console)
     assert "dropped 1 not UTF-8 (library/latin.txt)" in printed(console)
@@ -38,7 +38,7 @@ def test_build_prints_report(text, tmp_path, console):
 def test_arguments_override_recipe(text, tmp_path, console):
     recipe = tmp_path / "corpus.yaml"
     recipe.write_text(f"sources: [{text}]\ntokenizer: {{kind: wordpiece, vocabulary: 600}}\nseed: 3\n")
-    build([str(recipe), *small(tmp_path), "tokenizer.vocabulary=500"], console=console)
+    run_build_command([str(recipe), *small(tmp_path), "tokenizer.vocabulary=500"], console=console)
     manifest = read_manifest(tmp_path / "c")
     assert (manifest.tokenizer["kind"], manifest.tokenizer["vocabulary"]) == ("wordpiece", 500)
     assert manifest.made_from["recipe"]["seed"] == 3
@@ -46,7 +46,9 @@ def test_arguments_override_recipe(text, tmp_path, console):
 
 def test_trained_tokenizer_is_used_by_build(text, tmp_path, console):
     trained = tokenizer_train([str(text)], str(tmp_path / "t"), vocabulary=400, console=console)
-    report = build([str(text), f"out={tmp_path}/c", f"tokenizer={tmp_path}/t", "workers=0"], console=console)
+    report = run_build_command(
+        [str(text), f"out={tmp_path}/c", f"tokenizer={tmp_path}/t", "workers=0"], console=console
+    )
     assert report.tokenizer["fingerprint"] == trained.fingerprint == load(tmp_path / "c" / "tokenizer").fingerprint
     with pytest.raises(UserError, match="not empty"):
         tokenizer_train([str(text)], str(tmp_path / "t"), console=console)
@@ -64,7 +66,9 @@ OBJECTIVES = [
 
 @pytest.mark.parametrize(("kind", "objective", "shown"), OBJECTIVES)
 def test_inspect_shows_objective_samples(kind, objective, shown, text, tmp_path, console):
-    build([str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}", ANNOTATE], console=Console(quiet=True))
+    run_build_command(
+        [str(text), *small(tmp_path, 700), f"tokenizer.kind={kind}", ANNOTATE], console=Console(quiet=True)
+    )
     inspect_corpus(str(tmp_path / "c"), objective=objective, count=6, sequence=64, console=console)
     assert f"{objective}, sample 5" in printed(console)
     assert shown in printed(console)
@@ -72,7 +76,7 @@ def test_inspect_shows_objective_samples(kind, objective, shown, text, tmp_path,
 
 
 def test_inspect_rejects_unknown_objective(text, tmp_path, console):
-    build([str(text), *small(tmp_path)], console=console)
+    run_build_command([str(text), *small(tmp_path)], console=console)
     for unknown, message in (("diffusion", "causal-lm, .*masked-lm"), ("clm", "did you mean causal-lm")):
         with pytest.raises(UserError, match=message):
             inspect_corpus(str(tmp_path / "c"), objective=unknown, console=console)
@@ -81,7 +85,7 @@ def test_inspect_rejects_unknown_objective(text, tmp_path, console):
 
 
 def test_inspect_shows_documents(text, tmp_path, console):
-    build([str(text), *small(tmp_path)], console=Console(quiet=True))
+    run_build_command([str(text), *small(tmp_path)], console=Console(quiet=True))
     inspect_corpus(str(tmp_path / "c"), count=20, sequence=40, console=console)
     assert "library/textwrap.py: " in printed(console)
     assert '"""Text wrapping and filling.' in printed(console)
@@ -89,9 +93,9 @@ def test_inspect_shows_documents(text, tmp_path, console):
 
 
 def test_verify_reports_missing_file(text, tmp_path, console):
-    build([str(text), *small(tmp_path)], console=Console(quiet=True))
-    assert verify(str(tmp_path / "c"), console=console)
+    run_build_command([str(text), *small(tmp_path)], console=Console(quiet=True))
+    assert run_verify_command(str(tmp_path / "c"), console=console)
     assert "✗" not in printed(console)
     (tmp_path / "c" / "train-000000.tar").unlink()
-    assert not verify(str(tmp_path / "c"), console=console)
+    assert not run_verify_command(str(tmp_path / "c"), console=console)
     assert "✗ │ train-000000.tar" in printed(console)

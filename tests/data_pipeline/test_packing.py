@@ -9,7 +9,7 @@ from rich.console import Console
 
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.inspection import inspect_corpus
-from data_pipeline.packing import merge_sums, packing_of, packing_sums
+from data_pipeline.packing import merge_packing_sums, packing_by_length, packing_sums
 from megaptm.data import open_mix
 from tests.data.corpora import tiny_corpus, tiny_special
 
@@ -18,7 +18,7 @@ LENGTHS = np.array([1, 3, 8, 9, 20])
 
 @pytest.mark.parametrize("sequence", [4, 8, 16])
 def test_shares_equal_counts_over_all_offsets(sequence):
-    share = packing_of(packing_sums(LENGTHS, [sequence]))[sequence]
+    share = packing_by_length(packing_sums(LENGTHS, [sequence]))[sequence]
     cut = [
         start // sequence != (start + length - 1) // sequence for length in LENGTHS for start in range(sequence)
     ]  # fmt: skip
@@ -31,8 +31,8 @@ def test_shares_equal_counts_over_all_offsets(sequence):
 
 def test_sums_of_shards_are_those_of_the_corpus():
     parts = [packing_sums(LENGTHS[:2]), packing_sums(LENGTHS[2:])]
-    assert merge_sums(parts) == packing_sums(LENGTHS)
-    assert [*packing_of(merge_sums(parts))] == [128]  # all documents fit into the first
+    assert merge_packing_sums(parts) == packing_sums(LENGTHS)
+    assert [*packing_by_length(merge_packing_sums(parts))] == [128]  # all documents fit into the first
 
 
 def test_packed_cuts_of_real_sequences(tmp_path):
@@ -46,7 +46,7 @@ def test_packed_cuts_of_real_sequences(tmp_path):
     )
     lengths = np.diff(order._window((0, 0)).edges) - order.cut.slots
     cut = edges // order.cut.stride != (edges + lengths - 1) // order.cut.stride
-    expected = packing_of(packing_sums(lengths, [order.cut.stride]))[order.cut.stride].packed_cut
+    expected = packing_by_length(packing_sums(lengths, [order.cut.stride]))[order.cut.stride].packed_cut
     assert np.mean(cut) == pytest.approx(expected, abs=0.06)
 
 

@@ -3,7 +3,7 @@ import io
 
 from rich.console import Console
 
-from data_pipeline.page import write_page
+from data_pipeline.page import write_corpus_page
 from data_pipeline.report import CorpusReport
 
 REPORT = CorpusReport(
@@ -47,7 +47,7 @@ class Reader(html.parser.HTMLParser):
 
 
 def test_page_shows_report(tmp_path):
-    write_page(REPORT, tmp_path)
+    write_corpus_page(REPORT, tmp_path)
     reader = Reader()
     reader.feed((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert reader.open == []
@@ -61,7 +61,7 @@ def test_page_shows_report(tmp_path):
 
 
 def test_page_escapes_document_text(tmp_path):
-    write_page(REPORT, tmp_path)
+    write_corpus_page(REPORT, tmp_path)
     assert "<script" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 

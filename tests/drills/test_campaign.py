@@ -68,7 +68,7 @@ def corpus_of(real_corpus: Callable[[str], Path], tmp_path_factory: pytest.TempP
         else:
             text = Path(sysconfig.get_path("stdlib")) / "email"
             options = ("workers=0", "validation=0.1", "tokenizer.kind=words", "tokenizer.vocabulary=512")
-            commands.build([str(text), f"out={out}", *options], console=Console(quiet=True))
+            commands.run_build_command([str(text), f"out={out}", *options], console=Console(quiet=True))
         return out
 
     return build

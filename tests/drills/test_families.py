@@ -45,7 +45,7 @@ def corpus_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp("family") / "corpus"
             specials = [] if table.tokenizer.specials is None else [f"tokenizer.specials={table.tokenizer.specials}"]
-            commands.build(
+            commands.run_build_command(
                 [
                     *sources(family, folders[key].parent),
                     *(f"out={folders[key]}", "workers=0", "validation=0.1", "limit_bytes=400000"),
@@ -87,7 +87,7 @@ def ernie_overrides(corpus: Path) -> list[str]:
         for question, answer in zip(turns[::2], turns[1::2], strict=False)
     ]
     (corpus.parent / "talks.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records[:NUM_DIALOGUES]))
-    commands.build(
+    commands.run_build_command(
         [
             str(ROOT / "configs/corpora/dialogue.yaml"),
             f"sources=[{{path: {corpus.parent}/talks.jsonl, messages: messages}}]",

@@ -34,7 +34,7 @@ def corpus(tmp_path_factory, s3):
     source = Path(sysconfig.get_path("stdlib")) / "encodings" / "*.py"
     tokenizer = ("tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512")
     build = [str(source), f"out={folder}", "workers=0", "validation=0.1", "shard_bytes=4096", *tokenizer]
-    commands.build(build, console=Console(quiet=True))
+    commands.run_build_command(build, console=Console(quiet=True))
     publish(folder, URL, RetryPolicy(seconds=20, deadline=5))
     return folder
 

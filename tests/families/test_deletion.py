@@ -20,7 +20,7 @@ BUILD = """
 import sys
 from pathlib import Path
 import torch
-from data_pipeline.commands import build
+from data_pipeline.commands import run_build_command
 from data_pipeline.inspection import inspect_corpus
 from megaptm.models.head_costs import HEADS
 from megaptm.config import load, resolve_model
@@ -31,7 +31,7 @@ from megaptm.plan.count import count_parameters
 from megaptm.objectives import OBJECTIVES
 assert HEADS and OBJECTIVES and COUNTERPARTS
 Path("text.txt").write_text("Some words. " * 50)
-build(["text.txt", "out=corpus", "workers=0", "tokenizer.vocabulary=270"], console=Console(quiet=True))
+run_build_command(["text.txt", "out=corpus", "workers=0", "tokenizer.vocabulary=270"], console=Console(quiet=True))
 inspect_corpus("corpus", Console(quiet=True), objective=None, split="train", count=1, sequence=8)
 for path in sys.argv[1:]:
     with torch.device("meta"):

@@ -69,7 +69,7 @@ def build_corpus(files: Path, folder: Path, *, tokenizer: Path | None = None) ->
 
     own = [f"tokenizer={tokenizer}"] if tokenizer else ["tokenizer.kind=byte-bpe", "tokenizer.vocabulary=512"]
     options = (f"out={folder}", "workers=0", "validation=0.1", "shard_bytes=4096")
-    commands.build([str(files), *options, *own], console=Console(quiet=True))
+    commands.run_build_command([str(files), *options, *own], console=Console(quiet=True))
     return folder
 
 

@@ -12,7 +12,14 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from megaptm.distillation.cached_logits import FORMAT, SampleLogits, file_hash, file_name, sample_digest, write_file
+from megaptm.distillation.cached_logits import (
+    FORMAT,
+    SampleLogits,
+    hash_logits_file,
+    logits_file_name,
+    sample_digest,
+    write_logits_file,
+)
 from megaptm.families.elmo.bilm import bilm_options, to_bilm
 from megaptm.families.elmo.hdf5 import write_hdf5
 from megaptm.hub.huggingface import to_hugging_face
@@ -63,13 +70,15 @@ def make(folder: Path, folders: set[str]) -> None:
 def _write_logits(folder: Path) -> None:
     """Write logits of three samples with eight positions and two tokens each."""
     folder.mkdir()
-    path = folder / file_name("train", 0)
+    path = folder / logits_file_name("train", 0)
     positions, ids = np.arange(8, dtype=np.int32), np.arange(16, dtype=np.int32).reshape(8, 2)
     logits = SampleLogits(positions, ids, -ids.astype(np.float16))
-    write_file(path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [logits] * 3)
+    write_logits_file(
+        path, [sample_digest({"tokens": np.arange(number, number + 8)}) for number in range(3)], [logits] * 3
+    )
     numbers = {"step": 1, "top": 2, "sequence": 8, "vocabulary": 20, "per_file": 4}
     words = {"format": FORMAT, "teacher": "it", "head": "mlm", "positions": "all", "dtype": "float16"}
-    manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: file_hash(path)}}
+    manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: hash_logits_file(path)}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from megaptm.distillation.losses import add_losses
+from megaptm.distillation.losses import add_distillation_losses
 from megaptm.distillation.spec import Distillation
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -79,7 +79,7 @@ def test_distillation_projection_is_not_exported(tmp_path: Path) -> None:
     spec = tiny_spec("tinybert")
     distillation = Distillation(teacher=spec, weights={"embeddings": 1.0}, layers={"encoder": ()}, projection="shared")
     student = Model(spec)
-    add_losses(student, distillation)
+    add_distillation_losses(student, distillation)
     init_weights(student, seed=7)
     to_hugging_face(spec, weights_of(student), None, tmp_path / "out")
     imported = from_hugging_face(tmp_path / "out", family="tinybert")

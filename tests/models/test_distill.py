@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from megaptm.distillation.losses import DistillationLosses, add_losses
+from megaptm.distillation.losses import DistillationLosses, add_distillation_losses
 from megaptm.distillation.soft_targets import LargestLogits, SoftTargetLoss, soft_class_loss
 from megaptm.distillation.spec import Distillation
 from megaptm.families.bert import BERT
@@ -94,7 +94,7 @@ def golden_encoder(name: str, width: int, layers: int, ffn: int) -> tuple[ModelS
 def model_with(spec: ModelSpec, weights: Mapping[str, Tensor], distillation: Distillation | None = None) -> Model:
     model = Model(spec)
     if distillation is not None:
-        add_losses(model, distillation)
+        add_distillation_losses(model, distillation)
     init_weights(model, seed=7)
     model.load_state_dict(weights, strict=False)
     return model.eval()

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megaptm.config import Layout, load
 from megaptm.distillation.costs import TeacherCosts
-from megaptm.distillation.losses import add_losses
+from megaptm.distillation.losses import add_distillation_losses
 from megaptm.distillation.spec import Distillation
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
@@ -28,7 +28,7 @@ def counted_flops(spec: ModelSpec, distillation: Distillation | None) -> int:
     """Return the FLOPs of a forward and backward pass of a student, and of its teacher if there is one."""
     student, teacher = Model(spec), None
     if distillation is not None:
-        add_losses(student, distillation)
+        add_distillation_losses(student, distillation)
         teacher = Model(distillation.teacher)
         init_weights(teacher, seed=8)
         teacher.requires_grad_(False).keep_layers(distillation.compared_teacher_layers())

@@ -57,7 +57,7 @@ def build(folder: Path, kind: str) -> Path:
     source.write_text("".join(json.dumps({"text": text(number)}) + "\n" for number in range(300)))
     out = folder / kind
     options = [f"out={out}", "workers=0", "validation=0.1", f"tokenizer.kind={kind}", "tokenizer.vocabulary=300"]
-    commands.build(
+    commands.run_build_command(
         [str(source), *options, "annotate.sentences=true", "annotate.words=true"], console=Console(quiet=True)
     )
     # The order depends on the corpus id, and the id on `made_from`: the folder and the package versions.

@@ -33,7 +33,9 @@ def run(tmp_path_factory):
     texts = [" ".join(rng.choice(WORDS, 30)) for _ in range(60)]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     options = ("workers=0", "validation=0.2", "tokenizer.kind=words", "tokenizer.vocabulary=23")
-    commands.build([str(folder / "texts.jsonl"), f"out={folder / 'corpus'}", *options], console=Console(quiet=True))
+    commands.run_build_command(
+        [str(folder / "texts.jsonl"), f"out={folder / 'corpus'}", *options], console=Console(quiet=True)
+    )
     megaptm("train", CONFIG, f"run={folder / 'run'}", f"data.mix={{{folder / 'corpus'}: 1}}", *SMALL)
     return folder / "run"
 

@@ -34,7 +34,9 @@ def corpus(tmp_path_factory):
         if not out.exists():
             settings = [f"tokenizer.{option}" for option in (f"kind={kind}", "vocabulary=300", *options)]
             words = [str(text), f"out={out}", "workers=0", "validation=0.2", *settings]
-            commands.build([*words, "annotate.words=true", "annotate.sentences=true"], console=Console(quiet=True))
+            commands.run_build_command(
+                [*words, "annotate.words=true", "annotate.sentences=true"], console=Console(quiet=True)
+            )
         return out
 
     return corpus

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data_pipeline.annotate import Annotations, annotate
-from data_pipeline.annotate.parts import parts_of, text_and_parts
+from data_pipeline.annotate.parts import document_parts, text_and_parts
 from data_pipeline.clean import DropEmpty, Normalize, Scrub, run_steps
 from data_pipeline.clean.step import with_text
 from data_pipeline.corpus.build import build_corpus
@@ -35,8 +35,8 @@ def document(*texts: str) -> Document:
 )
 def test_parts_follow_order_of_fields(tmp_path, name, content, options):
     [result] = reading(written(tmp_path / name, content), **options).documents
-    assert parts_of(result) == [*PAIR]
-    assert parts_of(Document("one text", "x")) == ["one text"]
+    assert document_parts(result) == [*PAIR]
+    assert document_parts(Document("one text", "x")) == ["one text"]
 
 
 def test_record_with_missing_part_is_dropped(tmp_path):
@@ -51,7 +51,7 @@ def test_part_combines_fields_by_template(tmp_path):
     source = written(tmp_path / "a.jsonl", json.dumps(record) + "\n" + json.dumps({**record, "premise": 1}))
     template = "mnli hypothesis: {hypothesis} premise: {premise}"
     result = reading(source, parts=(template, "label"))
-    assert [parts_of(pair) for pair in result.documents] == [
+    assert [document_parts(pair) for pair in result.documents] == [
         ["mnli hypothesis: It is wet. premise: It rains.", "entailment"]
     ]
     assert result.counts == {"no text field": 1}
@@ -62,16 +62,16 @@ def test_prefix_skips_blank_first_part(tmp_path):
     source, prefix = written(tmp_path / "a.en", "one\n\n"), "translate English to German: "
     written(tmp_path / "a.de", "eins\nzwei\n")
     result = reading(source, aligned=".de", prefix=prefix)
-    assert [parts_of(pair) for pair in result.documents] == [[prefix + "one", "eins"], ["", "zwei"]]
+    assert [document_parts(pair) for pair in result.documents] == [[prefix + "one", "eins"], ["", "zwei"]]
     records = reading(written(tmp_path / "a.jsonl", '{"en": "one", "de": "eins"}'), parts=("en", "de"), prefix=prefix)
-    assert [parts_of(pair) for pair in records.documents] == [[prefix + "one", "eins"]]
+    assert [document_parts(pair) for pair in records.documents] == [[prefix + "one", "eins"]]
 
 
 def test_aligned_lines_are_pairs(tmp_path):
     source = written(tmp_path / "a.en", "one\n\ntwo\nthree\n")
     written(tmp_path / "a.de", "eins\n\nzwei\n\n")
     result = reading(source, aligned=".de", part=4)
-    assert [parts_of(pair) for pair in result.documents] == [["one", "eins"], ["two", "zwei"], ["three", ""]]
+    assert [document_parts(pair) for pair in result.documents] == [["one", "eins"], ["two", "zwei"], ["three", ""]]
     assert result.sources == ["a.en@0", "a.en@5", "a.en@9"]
     retained = run_steps([DropEmpty()], result.documents, dropped := DropCounts())
     assert len([*retained]) == 2
@@ -107,12 +107,12 @@ def test_invalid_part_options_are_rejected(options, message):
 
 def test_change_step_applies_to_each_part():
     [changed] = Normalize()([document("\none\r\n", "\r\ntwo\r\nthree")], DropCounts())
-    assert parts_of(changed) == ["one", "two\nthree\n"]
+    assert document_parts(changed) == ["one", "two\nthree\n"]
 
 
 def test_step_on_full_text_removes_parts():
     [scrubbed] = Scrub()([document("Write to ada@example.org now.", "Schreib an ada@example.org jetzt.")], DropCounts())
-    assert len(parts_of(scrubbed)) == 1
+    assert len(document_parts(scrubbed)) == 1
     assert with_text(scrubbed, "another").notes == scrubbed.notes
 
 

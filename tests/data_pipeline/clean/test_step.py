@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_pipeline.clean import CLEAN, STEPS, run_steps, with_text
-from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, batches, step_input_files
+from data_pipeline.clean.step import BATCH_CHARACTERS, BATCH_DOCUMENTS, document_batches, step_input_files
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import read_recipe
 from megaptm.errors import UserError
@@ -61,13 +61,16 @@ def test_turns_are_removed_if_text_changes():
 @given(sizes=st.lists(st.integers(0, BATCH_CHARACTERS), max_size=20))
 def test_batches_keep_order_and_size_limit(sizes):
     documents = [Document("a" * size, str(number)) for number, size in enumerate(sizes)]
-    result = list(batches(documents))
+    result = list(document_batches(documents))
     assert [document for batch in result for document in batch] == documents
     assert all(sum(len(document.text) for document in batch[:-1]) < BATCH_CHARACTERS for batch in result)
 
 
 def test_batches_limit_documents():
-    assert [len(batch) for batch in batches([Document("", "")] * (BATCH_DOCUMENTS + 1))] == [BATCH_DOCUMENTS, 1]
+    assert [len(batch) for batch in document_batches([Document("", "")] * (BATCH_DOCUMENTS + 1))] == [
+        BATCH_DOCUMENTS,
+        1,
+    ]
 
 
 class Picky:
@@ -77,7 +80,7 @@ class Picky:
         self.error = error
 
     def __call__(self, documents, dropped):
-        for batch in batches(documents):
+        for batch in document_batches(documents):
             for document in batch:
                 if "bad" in document.text:
                     raise self.error

@@ -1,4 +1,4 @@
-from data_pipeline.corpus.composition import Composition, TextSize, composition_of
+from data_pipeline.corpus.composition import Composition, TextSize, sum_compositions
 from data_pipeline.document import Document
 
 
@@ -11,7 +11,7 @@ def composition(*lengths: int, origin: str = "text books") -> Composition:
 
 def test_composition_sums():
     web = composition(3, 1, origin="json-lines crawl/*.jsonl with spaces")
-    uncut = composition_of([composition(5, 4), web, composition(7)])
+    uncut = sum_compositions([composition(5, 4), web, composition(7)])
     assert uncut.sources == {"books": TextSize(3, 16, 64), "crawl/*.jsonl with spaces": TextSize(2, 4, 16)}
     assert uncut.formats == {"text": TextSize(3, 16, 64), "json-lines": TextSize(2, 4, 16)}
     assert uncut.lengths == {1: 1, 2: 3, 4: 16}
@@ -25,7 +25,7 @@ def test_one_giant_document_gives_warning():
 
 
 def test_giant_documents_across_shards_give_warning():
-    [warning] = composition_of([composition(1000, *[1] * 500), composition(900, *[1] * 500)]).warnings()
+    [warning] = sum_compositions([composition(1000, *[1] * 500), composition(900, *[1] * 500)]).warnings()
     assert warning.startswith("2 documents have half of the tokens of 1,002 documents (0.txt: 1,000)")
 
 

@@ -11,9 +11,9 @@ from data_pipeline.corpus.selection import (
     MAX_VALIDATION_SHARE,
     VALIDATION_SHARE,
     Selection,
+    divide_into_shards,
     max_bound,
-    select,
-    shards_of,
+    select_rows,
 )
 
 TEXTS = st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=40, unique=True)
@@ -37,7 +37,7 @@ def parts_of(*parts: list[str]) -> list[Part]:
 def chosen(*parts: list[str], validation: float = 0.0, seed: int = 0, limit: int | None = None) -> Selection:
     made = parts_of(*parts)
     everything = [np.ones(len(part.sizes), dtype=bool) for part in made]
-    return select(made, everything.__getitem__, validation=validation, seed=seed, limit_bytes=limit)
+    return select_rows(made, everything.__getitem__, validation=validation, seed=seed, limit_bytes=limit)
 
 
 def texts_of(offsets, *parts: list[str]) -> list[str]:
@@ -47,7 +47,7 @@ def texts_of(offsets, *parts: list[str]) -> list[str]:
 def test_dropped_documents_are_in_no_split():
     parts = (["a", "b", "c"], ["d"])
     stays = [np.array([True, False, True]), np.array([False])]
-    selection = select(parts_of(*parts), stays.__getitem__, validation=0.5, seed=0)
+    selection = select_rows(parts_of(*parts), stays.__getitem__, validation=0.5, seed=0)
     retained = [text for split in ("train", "validation") for text in texts_of(selection.rows_by_part(split), *parts)]
     assert sorted(retained) == ["a", "c"]
 
@@ -78,7 +78,7 @@ def test_split_depends_on_text_and_seed_only():
 def test_small_corpus_validation_size(texts, cut):
     parts = parts_of(texts[:cut], texts[cut:])
     stays = [np.ones(len(part.sizes), dtype=bool) for part in parts]
-    selection = select(parts, stays.__getitem__, seed=0)
+    selection = select_rows(parts, stays.__getitem__, seed=0)
     held = [(number, row) for number, rows in selection.rows_by_part("validation") for row in rows]
     sizes = [int(parts[number].sizes[row]) for number, row in held]
     all_sizes = [int(size) for part in parts for size in part.sizes]
@@ -136,7 +136,7 @@ def test_sample_is_subset_of_split():
 def test_shards_partition_rows_in_order(cut, texts, size):
     parts = (texts[:cut], texts[cut:])
     made = parts_of(*parts)
-    shards = list(shards_of(chosen(*parts).rows_by_part("train"), made, size))
+    shards = list(divide_into_shards(chosen(*parts).rows_by_part("train"), made, size))
     assert [text for shard in shards for text in texts_of(shard, *parts)] == texts
     sizes = np.concatenate([part.sizes for part in made])
     stretch_of = dict(zip(texts, ((np.cumsum(sizes) - sizes) // size).tolist(), strict=True))

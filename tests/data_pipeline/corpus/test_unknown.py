@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from data_pipeline.corpus.build import build_corpus
-from data_pipeline.corpus.unknown import UnknownWords, count_unknown
+from data_pipeline.corpus.unknown import UnknownWords, count_unknown_words
 from data_pipeline.document import Document
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.report import CorpusReport
@@ -54,5 +54,5 @@ def test_byte_bpe_has_no_unknown_words(tmp_path):
 def test_chinese_character_counts_as_word(english):
     counts: dict[str, UnknownWords] = {}
     document = Document("北京大学 fox", "x")
-    count_unknown(document, english.encode(document.text), english, counts)
+    count_unknown_words(document, english.encode(document.text), english, counts)
     assert counts == {"Cjk": UnknownWords(5, 4, "北")}

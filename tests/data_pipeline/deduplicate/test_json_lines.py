@@ -19,14 +19,14 @@ from data_pipeline.document import Document
 def test_line_round_trip(monkeypatch, document, installed):
     if not installed:
         monkeypatch.setattr(json_lines, "orjson", None)
-    line = json_lines.to_line(document)
+    line = json_lines.document_to_line(document)
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
-    assert json_lines.from_line(line) == document
+    assert json_lines.document_from_line(line) == document
 
 
 def test_orjson_line_is_read_by_json(monkeypatch):
     document = Document("tëxt", "a", notes={"language": "de"})
-    written = json_lines.to_line(document)
+    written = json_lines.document_to_line(document)
     monkeypatch.setattr(json_lines, "orjson", None)
-    assert json_lines.from_line(written) == document
+    assert json_lines.document_from_line(written) == document

@@ -9,7 +9,7 @@ import pytest
 from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.exact import find_equal_entries
-from data_pipeline.deduplicate.near import find_near
+from data_pipeline.deduplicate.near import find_near_duplicates
 from data_pipeline.deduplicate.sketch import ROW_BITS
 from data_pipeline.deduplicate.tables import save
 from tests.data_pipeline.deduplicate.corpora import Written
@@ -50,7 +50,7 @@ def test_job_memory_is_bounded_by_hashes(tmp_path, monkeypatch, parts):
     monkeypatch.setattr("data_pipeline.deduplicate.buckets.ENTRIES_PER_JOB", ENTRIES)
     written, job_peaks = [part(tmp_path, number) for number in range(parts)], []
     listing = PartListing.write(str(tmp_path), written, Deduplicate(near=NEAR))
-    find_near(listing, NEAR, None, peaks(job_peaks))
+    find_near_duplicates(listing, NEAR, None, peaks(job_peaks))
     find_equal_entries(listing, "digests", parts * ROWS, peaks(job_peaks))
     assert len(job_peaks) >= parts * ROWS * NEAR.bands / ENTRIES
     # And the memory of a few signatures, of those that collide by chance.

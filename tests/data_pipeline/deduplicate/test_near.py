@@ -7,7 +7,7 @@ import pytest
 
 from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, write_part
 from data_pipeline.deduplicate.buckets import PartListing
-from data_pipeline.deduplicate.near import find_near
+from data_pipeline.deduplicate.near import find_near_duplicates
 from data_pipeline.deduplicate.sketch import compute_signatures
 from data_pipeline.document import Document
 from megaptm.errors import UserError
@@ -42,7 +42,7 @@ def connected(folder, texts):
     """row -> lowest row that it is a near duplicate of."""
     options = Deduplicate(documents=False, near=NearDuplicateOptions())
     parts = write_parts(folder, texts, options)
-    components = find_near(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
+    components = find_near_duplicates(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
     return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from data_pipeline.commands import split_arguments
 from data_pipeline.corpus.building import open_build
 from data_pipeline.corpus.output import CorpusOutput
-from data_pipeline.corpus.unknown import warn_of_unknown
+from data_pipeline.corpus.unknown import warn_of_unknown_words
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
@@ -135,7 +135,7 @@ def build_images(
             finished.results,
             dropped,
             unknown_words=finished.unknown,
-            notes=warn_of_unknown(finished.unknown, finished.tokenizer),
+            notes=warn_of_unknown_words(finished.unknown, finished.tokenizer),
             size_name=recipe.limits.size_name,
             workers=work.workers.count,
             reused_jobs=work.reused_jobs,

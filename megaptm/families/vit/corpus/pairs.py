@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.corpus.output import CorpusOutput
-from data_pipeline.corpus.unknown import merge_counts
+from data_pipeline.corpus.unknown import merge_unknown_words
 from data_pipeline.corpus.work import JobRunner
 from data_pipeline.document import DropCounts
 from data_pipeline.folders import SHARDS
@@ -118,7 +118,7 @@ def add_texts(
         finished[split] = [
             dataclasses.replace(item, info=_next_with_samples(ids)) if item.info else item for item in results[split]
         ]
-    unknown = merge_counts(item.unknown for item in encoded)
+    unknown = merge_unknown_words(item.unknown for item in encoded)
     return FinishedShards(finished, link_shards(finished, shards, output), [], dtype, tokenizer, unknown)
 
 

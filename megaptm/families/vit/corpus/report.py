@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from data_pipeline.corpus.unknown import UnknownWords, describe_unknown
+from data_pipeline.corpus.unknown import UnknownWords, describe_unknown_words
 from data_pipeline.document import DropCounts
 from data_pipeline.report import REPORT, drop_lines, histogram
 from megaptm.console import Console
@@ -112,7 +112,7 @@ class ImageReport:
         content = f"{len(self.labels):,} labels" if self.labels else f"texts of {self.tokens:,} tokens"
         console.print(Text(f"{content}; {sum(self.seconds.values()):.1f} s with {executor}"))
         if self.unknown_words:
-            console.print(Text(describe_unknown(self.unknown_words)), soft_wrap=True)
+            console.print(Text(describe_unknown_words(self.unknown_words)), soft_wrap=True)
         for line in self._report_lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
         console.print(histogram(self.sides, f"images by {self.size_name}"))

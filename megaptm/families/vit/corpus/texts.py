@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from data_pipeline.corpus.training import TRAINING_BYTES, train_tokenizer
-from data_pipeline.corpus.unknown import UnknownWords, count_unknown
+from data_pipeline.corpus.unknown import UnknownWords, count_unknown_words
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.document import Document, DropCounts
 from data_pipeline.folders import SHARDS
@@ -281,7 +281,7 @@ def _encode_shard(job: EncodeJob) -> EncodedShard:
     ids = np.zeros((len(rows_of_index), 8 * IMAGE_TEXTS.num_columns(job.dtype) // kind.itemsize), kind)
     texts, unknown = read_texts(job.folder, job.info.name), dict[str, UnknownWords]()
     for number, encoded in enumerate(tokenizer.encode_batch(texts)):
-        count_unknown(Document(texts[number], job.info.name), encoded, tokenizer, unknown)
+        count_unknown_words(Document(texts[number], job.info.name), encoded, tokenizer, unknown)
         retained = encoded[:max_ids]
         ids[number, : len(retained)] = retained
         rows_of_index[number, TOKENS] = len(retained)

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from data_pipeline.deduplicate.json_lines import from_line, to_line
+from data_pipeline.deduplicate.json_lines import document_from_line, document_to_line
 from data_pipeline.document import DropCounts
 from data_pipeline.sources import pieces, read_span
 from data_pipeline.sources.formats import parquet as reader
@@ -35,7 +35,7 @@ def test_nested_notes_are_json(tmp_path):
     parquet.write_table(pa.table({"text": ["one"], "meta": [value]}), tmp_path / "a.parquet")
     [document] = reading(tmp_path / "a.parquet", keep=("meta",)).documents
     assert document.notes["meta"] == {"at": "2026-01-02", "price": "1.50", "raw": ["caf", "é"]}
-    assert from_line(to_line(document)) == document
+    assert document_from_line(document_to_line(document)) == document
 
 
 @pytest.mark.parametrize(
