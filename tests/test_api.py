@@ -15,7 +15,7 @@ from megaptm.config import format_override
 from megaptm.config import load as load_config
 from megaptm.data import open_mix
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.inference.evaluate import evaluate
+from megaptm.inference.evaluate import evaluate_model
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
@@ -74,7 +74,7 @@ def test_commands_accept_runs_and_exports(models):
 def test_evaluate_method_equals_the_command(models):
     corpus, run, _ = models["gpt2"]
     model = megaptm.load(run)
-    assert model.evaluate(rows=4) == evaluate(model, EvaluationOptions(rows=4))
+    assert model.evaluate(rows=4) == evaluate_model(model, EvaluationOptions(rows=4))
     assert model.evaluate(corpus, rows=4).losses == model.evaluate({str(corpus): 1.0}, rows=4).losses
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.families.vit.pixels import from_patches
-from megaptm.families.vit.spec import CHANNELS, IMAGE, PATCH, patches_of
+from megaptm.families.vit.spec import CHANNELS, IMAGE, PATCH, patch_input
 from megaptm.spec import Family, ModelSpec, Size
 
 PIXELS = 16
@@ -59,7 +59,7 @@ def image_batch(spec: ModelSpec, rows: int) -> dict[str, Tensor]:
 def image_inputs(spec: ModelSpec, batch: dict[str, Tensor]) -> dict[str, Tensor | bool]:
     """Return the inputs for the Hugging Face model: normalized images, and the same labels or texts."""
     images = np.stack([from_patches(patches, PIXELS) for patches in batch["patches"].numpy()])
-    record = patches_of(spec.family)
+    record = patch_input(spec.family)
     mean, std = (torch.tensor(values)[:, None, None] for values in (record.mean, record.std))
     pixels_BCHW = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
     if "image_label" in batch:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaptm.report.curves import curve
+from megaptm.report.curves import metric_curve
 from megaptm.track.journal import read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
@@ -40,7 +40,7 @@ def held_out_losses(folder: Path, name: str, steps: int, keys: Mapping[str, Any]
             "checkpoint.every": steps,
         }
         _megaptm("train", CONFIG, *_words(general | dict(keys)))
-    return curve(read_metrics(run), "validation/loss")
+    return metric_curve(read_metrics(run), "validation/loss")
 
 
 def _words(keys: Mapping[str, Any]) -> list[str]:

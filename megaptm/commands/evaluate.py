@@ -72,11 +72,11 @@ def evaluate_command(
     For other models of texts and images, retrieval compares vectors, or scores each text with each image, by default of
     128 pairs.
     """
-    from megaptm.inference.folder import is_run
+    from megaptm.inference.folder import is_run_folder
     from megaptm.report.terminal import TimedLog
 
     options = EvaluationOptions(**{option.name: further.pop(option.name) for option in fields(EvaluationOptions)})
-    a_run = is_run(model, step)
+    a_run = is_run_folder(model, step)
     if a_run and (family := _layerless_family(model)) is not None:
         _refuse_options(further, family.evaluate_options, family.name)
         further = {name: further[name] for name in family.evaluate_options}
@@ -98,7 +98,7 @@ def evaluate_command(
     tell(f"opening the corpora (step {loaded.step:,}, on {loaded.device})")
     corpora = dict.fromkeys(corpus, 1.0)
     bars = Console(stderr=True) if sys.stderr.isatty() else None
-    result = evaluation.evaluate(loaded, options, corpora=corpora, console=bars, tell=tell)
+    result = evaluation.evaluate_model(loaded, options, corpora=corpora, console=bars, tell=tell)
     further_results = loaded.evaluate_further(corpora, options.rows, further)
     if as_json:
         print_json(result.to_json() | {key: value for part in further_results for key, value in part.to_json().items()})
@@ -109,7 +109,7 @@ def evaluate_command(
     sys.stdout.flush()
     if not corpora and options.as_trained and not ema:
         tell("recording the result in the run folder" + (" and in the loggers" if loaded.config.track.enabled else ""))
-        evaluation.record(loaded.config, result)
+        evaluation.record_evaluation(loaded.config, result)
 
 
 def _refuse_options(values: Mapping[str, Any], known: Collection[str], model: str) -> None:

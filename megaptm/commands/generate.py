@@ -66,10 +66,10 @@ def generate_command(
       megaptm generate runs/transformer-tiny --prompt 'one line of text' --beams 4
       megaptm generate exported/bert-tiny --prompt 'The [MASK] sat on the mat.' --guesses 3
     """
-    from megaptm.inference.folder import is_run
+    from megaptm.inference.folder import is_run_folder
     from megaptm.report.terminal import TimedLog
 
-    is_run(model, step)  # reports an invalid folder before PyTorch is loaded
+    is_run_folder(model, step)  # reports an invalid folder before PyTorch is loaded
     tell = TimedLog(enabled=sys.stderr.isatty(), stream=sys.stderr)
     tell("loading PyTorch")
     from megaptm.inference import generate as generation

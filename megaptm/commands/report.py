@@ -33,8 +33,8 @@ def report_command(runs: tuple[Path, ...], html: Path | None, samples: int, uplo
     from megaptm.console import Console
     from megaptm.report.compare import comparison_page, print_comparison, read_runs
     from megaptm.report.history import History
-    from megaptm.report.page import run_page, write_page
-    from megaptm.report.summary import report as show
+    from megaptm.report.page import run_page, write_report_page
+    from megaptm.report.summary import report_run as show
 
     if len(runs) > 1:
         if upload:
@@ -42,13 +42,13 @@ def report_command(runs: tuple[Path, ...], html: Path | None, samples: int, uplo
         histories = read_runs(runs)
         print_comparison(histories, Console())
         if html is not None:
-            write_page(html, ", ".join(histories), comparison_page(histories))
+            write_report_page(html, ", ".join(histories), comparison_page(histories))
     else:
         [run] = runs
         show(run, send=upload)
         if html is not None:
             history = History.read(run)
-            write_page(html, history.name, run_page(history, *_samples(history, samples)))
+            write_report_page(html, history.name, run_page(history, *_samples(history, samples)))
     if html is not None:
         Console().print(f"Page:    {html}", soft_wrap=True, highlight=False)
 
@@ -77,6 +77,6 @@ def watch_command(run: Path, seconds: float) -> None:
       megaptm watch runs/gpt2-tiny
     """
     from megaptm.console import Console
-    from megaptm.report.watch import watch as show
+    from megaptm.report.watch import watch_run as show
 
     show(run, Console(), seconds=seconds)

@@ -24,7 +24,7 @@ from megaptm.config.validation_rules import validation_errors
 from megaptm.errors import UserError, nearest_name_advice
 from megaptm.families import FAMILIES, find_family
 from megaptm.models.head_costs import HEADS
-from megaptm.objectives import BaseObjective, Composed, weights_at
+from megaptm.objectives import BaseObjective, Composed, loss_weights_at
 from megaptm.spec import Family, LayerlessFamily, ModelSpec
 
 Rules = Callable[[Config], Iterator[str]]
@@ -87,7 +87,7 @@ def _names_errors(config: Config) -> Iterator[str]:
 def _objective_errors(config: Config, family: Family | LayerlessFamily) -> Iterator[str]:
     try:
         task = config.built_objective
-        weights_at(task, 0)
+        loss_weights_at(task, 0)
         batch = config.batch_spec
     except UserError as error:
         yield str(error)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from megaptm.config.learning_rate import learning_rate_at, peak_learning_rate
 from megaptm.config.schema import Config
-from megaptm.objectives.composed import StepValue, tasks_of, values_by_step
+from megaptm.objectives.composed import StepValue, objective_tasks, values_by_step
 from megaptm.plugins import is_plugin
 
 HIGH_FINAL_RATE = 0.5
@@ -19,7 +19,7 @@ def tasks_without_samples(config: Config) -> Iterator[str]:
     A task that starts exactly at the end of the run is allowed, since a following phase may continue with it.
     """
     objective, steps = config.built_objective, config.train.steps
-    for task in tasks_of(objective):
+    for task in objective_tasks(objective):
         first = next((step for step, share in zip(task.share.steps, task.share.values, strict=True) if share), None)
         if first is None:
             yield f"objective.{task.label} has a share of 0 at every step: give it one above 0, or remove the task."

@@ -24,7 +24,7 @@ from megaptm.data.token_types import find_token_type
 from megaptm.errors import UserError
 from megaptm.mixture import MixPart, MixValue, parse_mix_value, total_weight
 from megaptm.objectives import Task, build_objective
-from megaptm.objectives.composed import StepValue, tasks_of
+from megaptm.objectives.composed import StepValue, objective_tasks
 from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import load_plugin
@@ -80,7 +80,7 @@ def open_mix(
             f"objective ({built.name}) is trained on co-occurrence counts of a corpus, and has no samples: use "
             "`megaptm train`."
         )
-    if not (tasks := tasks_of(built)):
+    if not (tasks := objective_tasks(built)):
         raise UserError(
             f"objective {built.name} makes no samples: its class must be a `megaptm.objectives.Objective`, or a "
             "`SampleObjective` of sentence groups."

@@ -89,7 +89,7 @@ def flatten_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dic
     return fields
 
 
-def check_value(counterpart: Counterpart, field: str, value: Any) -> Any:
+def check_field_value(counterpart: Counterpart, field: str, value: Any) -> Any:
     """Return the value of a field of a Hugging Face config, one of `Counterpart.fields`. Raise UserError if no model
     can have it."""
     match counterpart.fields[field]:
@@ -145,7 +145,7 @@ def _values_by_name(counterpart: Counterpart, config: Mapping[str, Any]) -> dict
     values: dict[str, dict[str, Any]] = {}
     for field, name in counterpart.fields.items():
         if field in config:  # some classes use fields without declaring them
-            values.setdefault(name, {})[field] = check_value(counterpart, field, config[field])
+            values.setdefault(name, {})[field] = check_field_value(counterpart, field, config[field])
     return values
 
 
@@ -154,7 +154,7 @@ def _shorten_value(value: Any) -> str:
     return written if len(written) <= 60 else f"{written[:57]}..."
 
 
-def refuse(reasons: Iterable[str]) -> NoReturn:
+def refuse_hf_config(reasons: Iterable[str]) -> NoReturn:
     """Refuse a Hugging Face config: raise one UserError with all reasons."""
     raise UserError(f"{CONFIG}: {'; '.join(dict.fromkeys(reasons))}; such a model cannot be imported.")
 
@@ -162,7 +162,7 @@ def refuse(reasons: Iterable[str]) -> NoReturn:
 def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mapping[str, Any]) -> ModelSpec:
     """Return the spec that a Hugging Face config describes. Raise UserError with all fields that cannot be imported."""
     if mismatches := find_mismatches(counterpart, config, file):
-        refuse(mismatches.values())
+        refuse_hf_config(mismatches.values())
     values = {name: next(iter(fields.values())) for name, fields in _values_by_name(counterpart, config).items()}
     values = counterpart.read_values(counterpart, values)
     if "width" in values and values.get("ffn") is None:
@@ -184,7 +184,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     if counterpart.read_attention is not None:
         read = counterpart.read_attention
         stacks = {name: change(block, attention=read(block, values)) for name, block in stacks.items()}
-    check_pad(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
+    check_pad_token(counterpart, config.get("pad_token_id"), f"{CONFIG}: ")
     context = (
         values["positions"] - family.embedding.first_position
         if "positions" in values
@@ -208,7 +208,7 @@ def build_spec(counterpart: Counterpart, config: Mapping[str, Any], file: Mappin
     )
 
 
-def check_pad(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
+def check_pad_token(counterpart: Counterpart, pad: int | None, where: str = "") -> None:
     """Raise UserError if the pad token of a Hugging Face config has another id, which would shift all positions."""
     expected = counterpart.family_table.embedding.first_position - 1
     if counterpart.positions_after_pad and pad is not None and pad != expected:

@@ -14,20 +14,20 @@ from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.hub.config_fields import (
     build_spec,
-    check_pad,
-    check_value,
+    check_field_value,
+    check_pad_token,
     config_values,
     find_mismatches,
     flatten_sections,
     nest_sections,
-    refuse,
+    refuse_hf_config,
 )
 from megaptm.hub.counterpart import LEGACY_END_ID, TEXT_CONFIG, Counterpart
 from megaptm.hub.counterparts import find_counterpart, find_counterparts, import_options, is_first_of_its_type
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
 from megaptm.hub.labels import label_names
-from megaptm.hub.library import suppress_messages, transformers
+from megaptm.hub.library import import_transformers, suppress_messages
 from megaptm.hub.stacks import join_specs, join_weights, rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import export_tokenizer
@@ -84,7 +84,7 @@ def to_hugging_face(
     objective, and the model's context. `unused`: further parameters of an import (`ImportedModel.unused`). The folder
     is written atomically.
     """
-    transformers()
+    import_transformers()
     from huggingface_hub import save_torch_state_dict
 
     folder = Path(folder)
@@ -167,7 +167,7 @@ def _convert_model(
     hf_weights = export_weights(counterpart.rules, spec, known)
     hf_weights |= {name: torch.zeros(shape) for name, shape in counterpart.zero_parameters(spec).items()}
     special = _special_ids(counterpart, spec, tokenizer, start)
-    check_pad(counterpart, special["pad_token_id"])
+    check_pad_token(counterpart, special["pad_token_id"])
     if TEXT_CONFIG in counterpart.sections and special["eos_token_id"] == LEGACY_END_ID < spec.vocabulary - 1:
         raise UserError(
             f"the tokenizer's end id is {LEGACY_END_ID}, for which {counterpart.model} takes the largest id of a text "
@@ -176,7 +176,9 @@ def _convert_model(
     config = hugging_face_config(spec, **special)
     config.dtype = dtype
     generation = (
-        None if TEXT_CONFIG in counterpart.sections else transformers().GenerationConfig(**special, **_max_length(spec))
+        None
+        if TEXT_CONFIG in counterpart.sections
+        else import_transformers().GenerationConfig(**special, **_max_length(spec))
     )
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in hf_weights.items()}
 
@@ -310,7 +312,7 @@ def describe_config(config: Mapping[str, Any], *, family: str | None = None) -> 
     if reasons := mismatches[best]:
         # If another family is equally close, its reasons are included.
         ties = [other for other in mismatches if len(other) == len(reasons) and other.keys() != reasons.keys()]
-        refuse([*reasons.values(), *(reason for other in ties for reason in other.values())])
+        refuse_hf_config([*reasons.values(), *(reason for other in ties for reason in other.values())])
     return known[best], build_spec(known[best], complete[best], file)
 
 
@@ -333,7 +335,7 @@ def hugging_face_config(spec: ModelSpec, **special: int | None) -> PretrainedCon
 
 
 def _config_class(counterpart: Counterpart) -> Any:
-    return getattr(transformers(), counterpart.model).config_class
+    return getattr(import_transformers(), counterpart.model).config_class
 
 
 def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +348,9 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
     config = {config_class.attribute_map.get(name, name): value for name, value in config.items()}
     derived = {name: read(config) for name, read in counterpart.derived.items()}
     config = {**config, **derived}
-    configured = {name: check_value(counterpart, name, config[name]) for name in counterpart.fields if name in config}
+    configured = {
+        name: check_field_value(counterpart, name, config[name]) for name in counterpart.fields if name in config
+    }
     # T5's class decides with the first whether its head scales the input, Marian's needs the ids, and older files have
     # the last two instead of `rope_parameters`.
     other_names = ("tie_word_embeddings", "pad_token_id", "decoder_start_token_id", "rope_theta", "rope_scaling")
@@ -371,7 +375,7 @@ def _with_defaults(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[
 def _with_defaults_of_sections(counterpart: Counterpart, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Hugging Face config with a section for each of several models, with the defaults of each section."""
     file = flatten_sections(counterpart, config)
-    configured = {name: check_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
+    configured = {name: check_field_value(counterpart, name, file[name]) for name in counterpart.fields if name in file}
     configured |= {name: file[name] for name in counterpart.earlier_fields if name in file}
     try:
         complete = _config_class(counterpart)(**nest_sections(counterpart, configured))

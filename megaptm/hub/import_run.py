@@ -28,7 +28,7 @@ from megaptm.hub.folder import REMEDY
 from megaptm.hub.huggingface import from_hugging_face, special_ids_of_export
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.labels import read_labels
-from megaptm.hub.library import transformers
+from megaptm.hub.library import import_transformers
 from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
@@ -104,7 +104,7 @@ def import_run(
     overrides = [text for text in overrides if not text.startswith(IMPORT_OPTIONS)]
     refuse_model_overrides(overrides, source, settable=("attention",), also=IMPORT_OPTIONS_HELP)  # before any download
     context = _parse_context(options[CONTEXT]) if CONTEXT in options else None
-    model, model_tokenizer = read_model(
+    model, model_tokenizer = read_imported_model(
         source,
         tokenizer=tokenizer,
         family=options.get(FAMILY),
@@ -220,7 +220,7 @@ def write_run(
     return config
 
 
-def read_model(
+def read_imported_model(
     source: str,
     *,
     tokenizer: str | Path | None = None,
@@ -236,7 +236,7 @@ def read_model(
             f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
             f"train.init_from={source}."
         )
-    transformers()  # raises UserError before any download
+    import_transformers()  # raises UserError before any download
     folder = find_or_download(source)
     model = from_hugging_face(folder, family=family, inputs=inputs, context=context)
     if not model.spec.family.has_tokens:

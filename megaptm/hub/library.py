@@ -14,7 +14,7 @@ from megaptm.errors import UserError
 def suppress_messages() -> Iterator[None]:
     """Suppress messages of transformers, its libraries and Python's `warnings`; megaptm raises errors for problems of a
     folder."""
-    logging = transformers().utils.logging
+    logging = import_transformers().utils.logging
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
@@ -28,7 +28,7 @@ def suppress_messages() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def transformers() -> Any:
+def import_transformers() -> Any:
     """Return the module `transformers`. Raise UserError if it is not installed."""
     try:
         import transformers as module

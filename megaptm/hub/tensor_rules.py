@@ -128,7 +128,7 @@ class TensorRule:
     """Whether a layer with this block has the tensor."""
 
 
-def pair(
+def weight_and_bias(
     name: str,
     *hf_names: str,
     weight: Conversion = SAME,

@@ -9,7 +9,7 @@ from typing import Any
 
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
-from megaptm.hub.library import suppress_messages, transformers
+from megaptm.hub.library import import_transformers, suppress_messages
 from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
@@ -39,7 +39,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
             "does not exist" if not folder.exists() else "has no tokenizer.json" if folder.is_dir() else "is a file"
         )
         raise UserError(f"{folder} {problem}: give a folder with the model's tokenizer.json.")
-    library = transformers()
+    library = import_transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:
             with suppress_messages():

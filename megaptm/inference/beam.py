@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.generate import enable_cache, finite_logits, never_generated
-from megaptm.inference.prompt import generating_stack, prepare_prompt, require_use, text_batch, text_ids
+from megaptm.inference.generate import enable_key_value_cache, finite_logits, never_generated
+from megaptm.inference.prompt import generating_stack, prepare_prompt, prompt_ids, require_use, text_batch
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.stack import Stack
 
@@ -64,7 +64,7 @@ def generate_by_beam(loaded: TrainedModel, prompt: str, *, tokens: int, beam: Be
     require_use(loaded, "fill")
     if loaded.spec.family.stacks[generating_stack(loaded)].cross is None:
         raise UserError(f"{loaded.spec.name} has no encoder, which beam search needs: use fill, without beams.")
-    return loaded.tokenizer.decode(search(loaded, text_ids(loaded, prompt), tokens=tokens, beam=beam)[0].ids)
+    return loaded.tokenizer.decode(search(loaded, prompt_ids(loaded, prompt), tokens=tokens, beam=beam)[0].ids)
 
 
 def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
@@ -128,7 +128,7 @@ def _open_decoder(loaded: TrainedModel, text: list[int], decoder_start: list[int
         and not stack.block.score_bias
         and all(record.caches_keys for record in stack.block.attentions)
     )
-    with enable_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
+    with enable_key_value_cache(cast(Stack, stack)) if caches else nullcontext() as cache:
 
         def step(generated: list[list[int]], parents: list[int]) -> Tensor:
             decoder_ids = torch.tensor([[*decoder_start, *ids] for ids in generated], device=loaded.device)

@@ -17,7 +17,7 @@ from megaptm.inference.trained_model import TrainedModel
 POOLS = ("mean", "first", "last", "none")
 
 
-def encode(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
+def encode_texts(loaded: TrainedModel, texts: str | Sequence[str], *, pool: str = "mean", batch: int = 16) -> Tensor:
     """Encode texts as vectors [N, D], or [N, S, D] with pool `none`, float32 on the CPU; see `LoadedModel.encode`."""
     check_encode_options(pool, batch)
     texts = [texts] if isinstance(texts, str) else texts

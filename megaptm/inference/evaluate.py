@@ -26,7 +26,7 @@ from megaptm.errors import UserError
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.models.head_costs import HEADS, head_costs
-from megaptm.objectives.objective import Sample, weights_at
+from megaptm.objectives.objective import Sample, loss_weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import Cache, write_atomically
@@ -85,7 +85,7 @@ class Evaluation:
         return {**asdict(self), "loss": {name: self.total_loss(name) for name in PREDICTORS}, "bits_per_byte": bits}
 
 
-def evaluate(
+def evaluate_model(
     loaded: TrainedModel,
     options: EvaluationOptions,
     *,
@@ -180,7 +180,7 @@ def evaluate(
         run=str(loaded.folder),
         step=loaded.step,
         objective=config.built_objective.name,
-        weights=weights_at(config.built_objective, max(loaded.step - 1, 0)),  # of the last step, as in validation
+        weights=loss_weights_at(config.built_objective, max(loaded.step - 1, 0)),  # of the last step, as in validation
         corpora=dict(corpora),
         rows=rows,
         losses=losses,
@@ -188,7 +188,7 @@ def evaluate(
     )
 
 
-def record(config: Config, evaluation: Evaluation) -> Path:
+def record_evaluation(config: Config, evaluation: Evaluation) -> Path:
     """Record an evaluation with its run: in a file, the journals, and the tracking server."""
     run = Path(evaluation.run)
     write_atomically(run / FILE, json.dumps(evaluation.to_json(), indent=1).encode() + b"\n")

@@ -9,7 +9,7 @@ from megaptm.hub.folder import CONFIG as EXPORTED
 from megaptm.run.folder import CONFIG
 
 
-def is_run(folder: Path, step: int | None = None) -> bool:
+def is_run_folder(folder: Path, step: int | None = None) -> bool:
     """Whether a folder is a run, rather than an exported model. Raise UserError if it is neither, or if `step` is given
     for an exported model."""
     if (folder / CONFIG).is_file():

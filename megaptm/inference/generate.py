@@ -19,10 +19,10 @@ from megaptm.inference.prompt import (
     encode_prompt,
     generating_stack,
     prepare_prompt,
+    prompt_ids,
     read_prompt,
     require_use,
     text_batch,
-    text_ids,
 )
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.attention import Attend, PatternAttend
@@ -90,7 +90,7 @@ def never_generated(special: SpecialTokens) -> list[int]:
 def continue_text(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Sampling) -> Iterator[str]:
     """Yield the text by which a decoder continues a prompt, up to a document end or `tokens` tokens."""
     require_use(loaded, "generate")
-    text_so_far = text_ids(loaded, prompt)
+    text_so_far = prompt_ids(loaded, prompt)
     shown = loaded.tokenizer.decode(text_so_far)
     ids = loaded.config.built_objective.task_for_prompt("text").add_special_tokens(
         text_so_far, loaded.tokenizer.special
@@ -117,7 +117,7 @@ def continue_ids(loaded: TrainedModel, ids: list[int], *, tokens: int, sampler: 
     if block.residual.streams > 1 or not all(record.caches_keys for record in block.attentions):
         yield from _continue_without_cache(loaded, ids, tokens=tokens, sampler=sampler)
         return
-    with enable_cache(decoder) as cache:
+    with enable_key_value_cache(decoder) as cache:
         cached_ids: list[int] = []
         for _ in range(tokens):
             if limit is not None and len(cached_ids) + len(ids) > limit:
@@ -232,7 +232,7 @@ class KeyValueCache:
 
 
 @contextmanager
-def enable_cache(stack: Stack) -> Iterator[KeyValueCache]:
+def enable_key_value_cache(stack: Stack) -> Iterator[KeyValueCache]:
     """Enable the key-value cache of a stack's self-attention in this context; cross-attention keys and values are
     computed once."""
     layers = [layer for layer in stack.values() if isinstance(layer, Layer)]

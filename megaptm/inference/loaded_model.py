@@ -14,10 +14,10 @@ from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.inference.beam import Beam, generate_by_beam
-from megaptm.inference.encode import encode
-from megaptm.inference.evaluate import Evaluation, evaluate
+from megaptm.inference.encode import encode_texts
+from megaptm.inference.evaluate import Evaluation, evaluate_model
 from megaptm.inference.evaluation_options import EvaluationOptions
-from megaptm.inference.folder import is_run
+from megaptm.inference.folder import is_run_folder
 from megaptm.inference.generate import Sampling, TokenPrediction, continue_text, fill_holes, predict_masks
 from megaptm.inference.trained_model import TrainedModel, open_exported, open_run
 
@@ -104,7 +104,7 @@ class LoadedModel(TrainedModel):
         `pool`: the `mean` over a text's tokens, the `first` or the `last` token; or `none`: [texts, tokens, width],
         padded with zeros. Special tokens are added as in training. `batch`: texts per forward pass.
         """
-        return encode(self, texts, pool=pool, batch=batch)
+        return encode_texts(self, texts, pool=pool, batch=batch)
 
     def evaluate(
         self,
@@ -124,7 +124,7 @@ class LoadedModel(TrainedModel):
 
         if corpora is not None and not isinstance(corpora, Mapping):
             corpora = {str(corpora): 1.0}
-        return evaluate(self, options, corpora=None if corpora is None else dict(corpora))
+        return evaluate_model(self, options, corpora=None if corpora is None else dict(corpora))
 
 
 def load_model(
@@ -135,7 +135,7 @@ def load_model(
     `ema`: with the running means of the weights, only of a run.
     """
     folder = Path(folder)
-    if is_run(folder, step):
+    if is_run_folder(folder, step):
         opened = open_run(folder, step=step, device=device, ema=ema)
     elif ema:
         raise UserError(f"{folder} is an exported model, which has one set of weights: leave out --ema.")

@@ -78,7 +78,7 @@ def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Ten
     return {name: field.to(loaded.device) for name, field in fields.items()}
 
 
-def text_ids(loaded: TrainedModel, prompt: str) -> list[int]:
+def prompt_ids(loaded: TrainedModel, prompt: str) -> list[int]:
     """Return the ids of a prompt of plain text."""
     ids: list[int] = loaded.tokenizer.encode(prompt).tolist()
     if not ids:
@@ -101,7 +101,7 @@ def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
         if present:
             return kind, ids
     if "text" in prompts or not prompts:
-        return "text", text_ids(loaded, prompt)
+        return "text", prompt_ids(loaded, prompt)
     if not holes[prompts[0]]:
         raise UserError(f"the tokenizer {loaded.tokenizer_folder} has no {prompts[0]}, which fill needs.")
     if prompts[0] == "sentinels":

@@ -76,10 +76,10 @@ def open_run(
 
 def open_exported(folder: str | Path, *, device: str | torch.device | None = None) -> TrainedModel:
     """Load a model in Hugging Face's format, in float32."""
-    from megaptm.hub.import_run import complete_weights, default_config, read_model
+    from megaptm.hub.import_run import complete_weights, default_config, read_imported_model
 
     folder = Path(folder)
-    imported, tokenizer = read_model(str(folder))
+    imported, tokenizer = read_imported_model(str(folder))
     if tokenizer is None:
         raise UserError(f"{folder} has no tokenizer.json: copy the model's tokenizer into the folder.")
     config = default_config(imported, folder)

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from megaptm.layers.context import UsesContextRanks
 from megaptm.layers.costs import LayerCosts
-from megaptm.layers.custom_pattern import CustomPattern, check_alike
+from megaptm.layers.custom_pattern import CustomPattern, check_pattern_libraries
 from megaptm.layers.kernel_choice import AUTO, FLEX, FUSED, choose_kernel
 from megaptm.layers.kernels import (
     SharedBlocks,
@@ -26,13 +26,13 @@ from megaptm.layers.kernels import (
     attend_with_kernel,
     describe_device,
     describe_work,
-    for_heads,
     kernel_window,
+    repeat_for_heads,
 )
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import HeadNorm
 from megaptm.layers.pattern import Pattern
-from megaptm.layers.positions import rotate
+from megaptm.layers.positions import apply_rotary_embedding
 from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.sparse import GlobalPositions
 from megaptm.layers.split import Dropout, HeadBias, Linear
@@ -119,7 +119,9 @@ class Attend(UsesContextRanks, AttentionCore):
                     *(q_SBHK, k_MBHK, v_MBHK, mask), causal=self.causal, scale=self.scale, cap=self.cap, dropout=rate
                 )
         heads = q_SBHK.shape[2]
-        q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBHK, heads), for_heads(v_MBHK, heads)))
+        q, k, v = (
+            x.permute(1, 2, 0, 3) for x in (q_SBHK, repeat_for_heads(k_MBHK, heads), repeat_for_heads(v_MBHK, heads))
+        )
         with self.dropout.use_rng(), _sound_kernels(mask):
             mixed_BHSK = F.scaled_dot_product_attention(
                 q,
@@ -171,7 +173,7 @@ def _swaps_axes(linear: Linear, mask: Tensor | None) -> bool:
 def _compare_torch_and_numpy_once(pattern: CustomPattern) -> None:
     """Check once per process that a custom attention pattern gives equal masks in torch and numpy."""
     positions = torch.arange(min(2 * pattern.block, MAX_COMPARED) + 1, device="cpu")
-    check_alike(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
+    check_pattern_libraries(pattern, *torch.meshgrid(positions, positions, indexing="ij"))
 
 
 def _sound_kernels(mask: Tensor | None) -> AbstractContextManager[None]:
@@ -364,8 +366,8 @@ class SelfAttention(AttentionModule):
     ) -> Tensor:
         """Return the attention output before the output projection, [S, B, H*K].
 
-        `position_state`: rotation of queries and keys (`positions.rotation`), if any. `keys`: input of the key and
-        value projections, if not x. `positions_BG`, `blocks_BHX`: as in `PatternAttend.forward`.
+        `position_state`: result of `positions.rotary_embedding`, if any. `keys`: input of the key and value
+        projections, if not x. `positions_BG`, `blocks_BHX`: as in `PatternAttend.forward`.
         """
         read = self._rotate_queries_and_keys(*self._project(x_SBD, keys, mask), position_state)
         if positions_BG is None and blocks_BHX is None:
@@ -378,7 +380,7 @@ class SelfAttention(AttentionModule):
         `mask` as in `Attend.forward`. Fused kernels do not return scores, so they are computed a second time.
         """
         q_SBHK, k_SBHK = self.queries_and_keys(x_SBD, position_state)
-        k_SBHK = for_heads(k_SBHK, q_SBHK.shape[2])
+        k_SBHK = repeat_for_heads(k_SBHK, q_SBHK.shape[2])
         scores = q_SBHK.permute(1, 2, 0, 3).float() @ k_SBHK.permute(1, 2, 3, 0).float() * self.attend.scale
         scores = soft_cap(scores, self.attend.cap)
         if mask is None and self.attend.causal:
@@ -397,7 +399,11 @@ class SelfAttention(AttentionModule):
         self, q: Tensor, k: Tensor, v: Tensor, position_state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys with rotary position embedding, if `position_state` has one."""
-        return (q, k, v) if position_state is None else (rotate(q, position_state), rotate(k, position_state), v)
+        return (
+            (q, k, v)
+            if position_state is None
+            else (apply_rotary_embedding(q, position_state), apply_rotary_embedding(k, position_state), v)
+        )
 
     def _project(self, x_SBD: Tensor, keys: Tensor | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of self-attention, each [S, B, H, K]."""

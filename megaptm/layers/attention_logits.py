@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.layers.attention_costs import MAX_LOGITS
-from megaptm.layers.kernels import for_heads
+from megaptm.layers.kernels import repeat_for_heads
 from megaptm.layers.mask import Mask
 
 
@@ -22,7 +22,7 @@ def max_logit(q_SBHK: Tensor, k_MBGK: Tensor, mask: Mask, *, scale: float, max_l
     """
     length, batch, heads, _ = q_SBHK.shape
     q_BHSK = q_SBHK.permute(1, 2, 0, 3).float() * scale
-    k_BHKM = for_heads(k_MBGK, heads).permute(1, 2, 3, 0).float()
+    k_BHKM = repeat_for_heads(k_MBGK, heads).permute(1, 2, 3, 0).float()
     largest = q_BHSK.new_full((), -torch.inf)
     rows = max(1, max_logits // (batch * heads * len(k_MBGK)))
     for start in range(0, length, rows):

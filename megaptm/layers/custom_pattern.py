@@ -88,7 +88,7 @@ def load_pattern(word: str) -> CustomPattern:
     return replace(pattern, name=word)
 
 
-def check_alike(pattern: CustomPattern, query: Any, key: Any) -> None:
+def check_pattern_libraries(pattern: CustomPattern, query: Any, key: Any) -> None:
     """Raise UserError if the mask of a custom attention pattern differs between torch tensors and numpy arrays on this
     machine."""
     expected = _mask_of(pattern, query.numpy(), key.numpy())

@@ -104,7 +104,7 @@ def attend_with_kernel(
     return RUN[kernel](AttentionCall(q_SBHK, k_SBGK, v_SBGK, mask, marked, scale, dropout, cap))
 
 
-def for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
+def repeat_for_heads(x_MBGK: Tensor, heads: int) -> Tensor:
     """Repeat keys or values of G heads for H query heads, for attention kernels that need equal numbers: [M, B, H,
     K]."""
     groups = x_MBGK.shape[2]
@@ -119,7 +119,7 @@ def _attend_by_tiles(call: AttentionCall) -> Tensor:
     if mask.pattern is None:
         mask = replace(mask, pattern=SlidingWindow(len(call.q) - 1, 0) if mask.causal else AllPairs())
     return attend_by_tiles(
-        *(call.q, for_heads(call.k, heads), for_heads(call.v, heads), mask, call.marked),
+        *(call.q, repeat_for_heads(call.k, heads), repeat_for_heads(call.v, heads), mask, call.marked),
         scale=call.scale,
         dropout=call.dropout,
     )
@@ -171,7 +171,9 @@ def attend_capped(
     """Attend with a soft cap of scores, all of which are in memory: return the output [S, B, H, K]. A mask replaces
     `causal`."""
     heads = q_SBHK.shape[2]
-    q, k, v = (x.permute(1, 2, 0, 3) for x in (q_SBHK, for_heads(k_MBGK, heads), for_heads(v_MBGK, heads)))
+    q, k, v = (
+        x.permute(1, 2, 0, 3) for x in (q_SBHK, repeat_for_heads(k_MBGK, heads), repeat_for_heads(v_MBGK, heads))
+    )
     scores_BHSM = soft_cap(q @ k.transpose(2, 3) * scale, cap)
     if mask is None and causal:
         mask = torch.ones(scores_BHSM.shape[2:], dtype=torch.bool, device=q.device).tril()

@@ -19,7 +19,7 @@ from megaptm.plugins import load_class
 from megaptm.spec import Block, Size
 
 
-def run(module: Callable[..., Tensor], *tensors: Any) -> Tensor:
+def run_without_recomputation(module: Callable[..., Tensor], *tensors: Any) -> Tensor:
     """Run a layer without activation recomputation. This is the default of `Layer.run` and `Layer.run_attention`."""
     return module(*tensors)
 
@@ -52,9 +52,9 @@ class Layer(nn.Module):
         """Build the transformer layer; `number` is its index in the stack."""
         super().__init__()
         self.norm_position = block.norm.position
-        self.run: Callable[..., Tensor] = run
+        self.run: Callable[..., Tensor] = run_without_recomputation
         """Hook that runs the layer, such as with activation recomputation."""
-        self.run_attention: Callable[..., Tensor] = run
+        self.run_attention: Callable[..., Tensor] = run_without_recomputation
         """Hook that runs the attention and cross-attention of the layer."""
         for sub in sublayers(block, size, memory):
             if sub.has_norm:

@@ -163,7 +163,7 @@ class _ByKey(torch.autograd.Function):
         return d_BHQL, None
 
 
-def rotation(positions_BS: Tensor, *, features: int, rope: RopeParameters) -> Tensor:
+def rotary_embedding(positions_BS: Tensor, *, features: int, rope: RopeParameters) -> Tensor:
     """Return cosine and sine of the angles of rotary position embeddings, [2, S, B, 1, F/2].
 
     Pair i rotates by position / base^(2i/F) (arXiv:2104.09864, equation 15). Float32 regardless of the model's dtype:
@@ -184,9 +184,9 @@ def _stretch_frequencies(frequencies_F: Tensor, rope: RopeParameters) -> Tensor:
     return torch.lerp(frequencies_F / rope.factor, frequencies_F, share_F)
 
 
-def rotate(x_SBHF: Tensor, turned: Tensor) -> Tensor:
-    """Rotate queries or keys by the angles of `rotation` (rotary position embedding). Feature i is paired with i + F/2,
-    as in GPT-NeoX and Llama."""
+def apply_rotary_embedding(x_SBHF: Tensor, turned: Tensor) -> Tensor:
+    """Rotate queries or keys by the angles of `rotary_embedding`. Feature i is paired with i + F/2, as in GPT-NeoX and
+    Llama."""
     rotated: Tensor = _Rotate.apply(x_SBHF, turned)
     return rotated
 

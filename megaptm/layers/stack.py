@@ -22,7 +22,7 @@ from megaptm.layers.layer import Layer
 from megaptm.layers.mask import Mask
 from megaptm.layers.norm import FinalNorm
 from megaptm.layers.pattern import Pattern
-from megaptm.layers.positions import bias_of_layer, rotation, score_bias
+from megaptm.layers.positions import bias_of_layer, rotary_embedding, score_bias
 from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.layers.rng import RngReplay, save_rng_state
 from megaptm.layers.split import Dropout, HeadTable, SequenceHooks, identity
@@ -315,7 +315,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         if positions is None:
             positions = torch.arange(mask.length[0], device=mask.device)[None]
         different = dict.fromkeys(record.rope for record in self._records)
-        return {rope: rotation(positions, features=self.size.key_width, rope=rope) for rope in different}
+        return {rope: rotary_embedding(positions, features=self.size.key_width, rope=rope) for rope in different}
 
     def _score_bias(self, mask: Mask) -> Tensor | None:
         """Return the learned bias of the attention scores, [1, H, Q, K]; None without a bias."""

@@ -61,7 +61,7 @@ class CrossEntropy:
 
     def _of_capped(self, logits_CV: Tensor, labels_C: Tensor, *, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """Return losses and gradient of logits that are capped already."""
-        if not is_fused(logits_CV):
+        if not is_cross_entropy_fused(logits_CV):
             return self._by_torch(logits_CV, labels_C, gradient=gradient)
         ops = torch.ops.megaptm
         if self.ranks.sum is None:
@@ -148,7 +148,7 @@ def _are_all(flags: Tensor) -> bool:
     return flags.device.type == "cpu" and not is_fake(flags) and bool(flags.all())
 
 
-def is_fused(logits_CV: Tensor) -> bool:
+def is_cross_entropy_fused(logits_CV: Tensor) -> bool:
     """Whether triton kernels compute the cross-entropy."""
     return logits_CV.is_cuda and _has_triton()
 

@@ -15,7 +15,7 @@ from megaptm.batch import IGNORED
 from megaptm.layers.accumulate import gradient_sum_of, sum_dtype
 from megaptm.layers.soft_cap import soft_cap
 from megaptm.layers.table_gradient import TableGradient, scale_gradients
-from megaptm.losses.cross_entropy import ALONE, CrossEntropy, is_fused
+from megaptm.losses.cross_entropy import ALONE, CrossEntropy, is_cross_entropy_fused
 from megaptm.losses.token_costs import LOGIT_BYTES, num_rows_projected
 
 SAMPLED_LOGIT_BYTES = 26
@@ -96,7 +96,7 @@ def _bytes_per_logit(hidden: Tensor, cap: float | None = None) -> int:
     """Return the bytes per logit. With triton the gradient replaces the logit; otherwise there is a float32 softmax,
     and its float32 input in other formats. A soft cap needs its slope."""
     element = hidden.element_size()
-    return (element if is_fused(hidden) else LOGIT_BYTES[element]) + (0 if cap is None else element)
+    return (element if is_cross_entropy_fused(hidden) else LOGIT_BYTES[element]) + (0 if cap is None else element)
 
 
 def drops_unlabeled(hidden_ND: Tensor) -> bool:

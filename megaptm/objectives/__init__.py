@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from megaptm.errors import UserError, nearest_name_advice
-from megaptm.objectives.compose import compose
+from megaptm.objectives.compose import compose_objective
 from megaptm.objectives.composed import Composed, Task
-from megaptm.objectives.objective import BaseObjective, Objective, SampleObjective, weights_at
+from megaptm.objectives.objective import BaseObjective, Objective, SampleObjective, loss_weights_at
 from megaptm.objectives.registry import OBJECTIVES, TASKS
 from megaptm.objectives.text_questions import QUESTIONS
 from megaptm.objectives.vocabulary import SpecialTokens
@@ -22,15 +22,15 @@ __all__ = [
     "SpecialTokens",
     "Task",
     "build_objective",
-    "weights_at",
+    "loss_weights_at",
 ]
 
 
 def build_objective(spec: str | Mapping[str, Any]) -> BaseObjective:
     """Build a pre-training objective by name, a custom one (`package.module:NAME`), or a composed one (see
-    `compose`)."""
+    `compose_objective`)."""
     if isinstance(spec, Mapping):
-        return compose(spec)
+        return compose_objective(spec)
     if not isinstance(spec, str):
         raise UserError(f"objective must be a name, or a mapping of tasks to their options, not {spec!r}.")
     if not is_plugin(spec):

@@ -28,7 +28,7 @@ MAX_VALUE = 1e9
 """Maximum of the share or weight of a task, so that sums are finite."""
 
 
-def compose(config: Mapping[str, Any]) -> BaseObjective:
+def compose_objective(config: Mapping[str, Any]) -> BaseObjective:
     """Compose the objective that a mapping in a config describes. Raises `UserError` that names the key. Examples:
 
     `{masked-lm: {rate: 0.2}, sentence-order: {}}`: a task with options, and a question about the same text.
@@ -96,7 +96,7 @@ def is_continued_objective(before: str | Mapping[str, Any], after: str | Mapping
         return True
     if _constant_options(before) != _constant_options(after):
         return False
-    old, new = (values_by_step(compose(_tasks_by_label(objective))) for objective in (before, after))
+    old, new = (values_by_step(compose_objective(_tasks_by_label(objective))) for objective in (before, after))
     return all(
         old.get(key, CONSTANT_ONE).changes_before(step) == new.get(key, CONSTANT_ONE).changes_before(step)
         for key in old.keys() | new.keys()

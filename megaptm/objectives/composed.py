@@ -12,7 +12,7 @@ import numpy as np
 from megaptm.batch import BatchSpec, Field
 from megaptm.errors import UserError
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.objective import BaseObjective, Prompt, Sample, SampleObjective, weights_at
+from megaptm.objectives.objective import BaseObjective, Prompt, Sample, SampleObjective, loss_weights_at
 from megaptm.objectives.vocabulary import SpecialTokens
 
 TASK_IDS = "task_ids"
@@ -110,7 +110,7 @@ class Composed(BaseObjective):
         return self if tasks == self.tasks else replace(self, tasks=tasks)
 
     def weights(self, step: int) -> Mapping[str, float]:
-        own = {loss: weight for task in self.tasks for loss, weight in weights_at(task.objective, step).items()}
+        own = {loss: weight for task in self.tasks for loss, weight in loss_weights_at(task.objective, step).items()}
         return own | {loss: weight.at(step) for loss, weight in self.weights_by_step.items()}
 
     @property
@@ -156,7 +156,7 @@ class Composed(BaseObjective):
                 task.check_sentinels(special, sequence, modes)
 
 
-def tasks_of(objective: BaseObjective) -> tuple[Task, ...]:
+def objective_tasks(objective: BaseObjective) -> tuple[Task, ...]:
     """Return the tasks of an objective. A single task has no label; an objective that reads no text has none."""
     if isinstance(objective, Composed):
         return objective.tasks

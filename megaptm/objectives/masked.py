@@ -34,7 +34,7 @@ from megaptm.objectives.objective import (
     pad_pieces,
     unit_starts,
 )
-from megaptm.objectives.replacements import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
+from megaptm.objectives.replacements import REPLACEMENT_STRATEGIES, check_replacement_shares, masked_tokens_in_order
 from megaptm.objectives.text_questions import LabeledTexts, QuestionObjective, question_field
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import is_plugin, load_plugin
@@ -155,7 +155,7 @@ class MaskedLM(Objective):
             raise UserError(
                 "mask_token_prob and random_token_prob are both 0, so that every label would be visible: raise one."
             )
-        check_shares(self.mask_token_prob, self.random_token_prob)
+        check_replacement_shares(self.mask_token_prob, self.random_token_prob)
 
     @property
     def name(self) -> str:  # type: ignore[override] # a constant of other objectives

@@ -359,7 +359,7 @@ def refuse_document_mask(objective: BaseObjective, document_mask: bool) -> None:
         )
 
 
-def weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
+def loss_weights_at(objective: BaseObjective, step: int) -> dict[str, float]:
     """Return the weights of an objective's losses at a step: loss -> weight. Raises `UserError` if a custom objective
     does not give each loss a finite number."""
     source = f"objective {objective.name}: weights({step})"

@@ -13,7 +13,7 @@ from megaptm.objectives.denoise import Show
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
-def check_shares(mask_token_prob: float, random_token_prob: float) -> None:
+def check_replacement_shares(mask_token_prob: float, random_token_prob: float) -> None:
     """Raise `UserError` if the shares of masked tokens' replacements exceed 1."""
     if mask_token_prob + random_token_prob > 1 + 1e-9:
         raise UserError(

@@ -28,7 +28,7 @@ from megaptm.errors import UserError
 from megaptm.layers.attention import Attend, PatternAttend, are_offsets
 from megaptm.layers.kernel_choice import AUTO, FUSED
 from megaptm.layers.kernels import MAX_COMPILED
-from megaptm.layers.layer import Layer, run
+from megaptm.layers.layer import Layer, run_without_recomputation
 from megaptm.layers.split import Dropout
 from megaptm.layers.stack import BaseStack
 from megaptm.models.model import Model
@@ -173,7 +173,7 @@ class _Kind:
 
 def _compile_layer(layer: Layer, kind: _Kind, rng: Callable[[], AbstractContextManager[None]] | None) -> None:
     compiled = partial(kind.layer, layer)
-    if layer.run_attention is not run:
+    if layer.run_attention is not run_without_recomputation:
         layer.run_attention = kind.recomputed(layer.run_attention)
 
     def forward(*tensors: Any) -> Tensor:

@@ -15,7 +15,7 @@ from megaptm.config.phases import phase_errors, phases_after
 from megaptm.config.yamls import flatten_keys
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
-from megaptm.report.curves import COLORS, curve, draw_curves, thin_out
+from megaptm.report.curves import COLORS, draw_curves, metric_curve, thin_out
 from megaptm.report.history import History
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def result_rows(histories: Mapping[str, History]) -> list[list[str]]:
     losses = ("training loss", "validation loss", "lowest")
     rows = [["run", "steps", *losses, "tokens/s", "MFU", "peak GiB", "hours", "effective"]]
     for name, history in histories.items():
-        validations = [loss for _, loss in curve(history.records, "validation/loss")]
+        validations = [loss for _, loss in metric_curve(history.records, "validation/loss")]
         total, peak = history.time, history.peak_memory
         values = (
             (history.last_step, "{:,}"),
@@ -92,7 +92,7 @@ def _recipe(config: Config) -> dict[str, Any]:
 
 def print_comparison(histories: Mapping[str, History], console: Console) -> None:
     """Print the loss curves and tables of runs."""
-    curves = {name: curve(history.records, "loss") for name, history in histories.items()}
+    curves = {name: metric_curve(history.records, "loss") for name, history in histories.items()}
     for line in draw_curves(curves, width=min(console.width, 100) - 12):
         console.print(line, no_wrap=True)
     if len(curves) > len(COLORS):
@@ -132,7 +132,7 @@ def _plot_runs(histories: Mapping[str, History]) -> Figure:
     from matplotlib.figure import Figure
 
     panels = {
-        label: {name: curve(history.records, key) for name, history in histories.items()}
+        label: {name: metric_curve(history.records, key) for name, history in histories.items()}
         for key, label in PANELS.items()
     }
     panels = {label: curves for label, curves in panels.items() if any(curves.values())}
@@ -153,12 +153,13 @@ def _plot_runs(histories: Mapping[str, History]) -> Figure:
 def comparison_page(histories: Mapping[str, History]) -> Iterator[str]:
     """Yield the parts of the page that compares runs."""
     from megaptm.html import escape, table
-    from megaptm.report.page import svg
+    from megaptm.report.page import figure_as_svg
 
     yield f"<h1>{escape(', '.join(histories))}</h1><h2>Results</h2>"
     titles, *rows = result_rows(histories)
     yield table(titles, rows)
-    yield f"<h2>Curves</h2>{svg(lambda: _plot_runs(histories), key='comparison')}<h2>Differences of the configs</h2>"
+    yield f"<h2>Curves</h2>{figure_as_svg(lambda: _plot_runs(histories), key='comparison')}"
+    yield "<h2>Differences of the configs</h2>"
     differences = config_differences([history.config for history in histories.values()])
     if differences:
         rows = ([key, *values] for key, values in differences.items())

@@ -127,7 +127,7 @@ def save_picture(path: Path, figure: Callable[[], Figure]) -> None:
     write_atomically(path, content.getvalue())
 
 
-def plot(
+def plot_curves(
     records: Sequence[Mapping[str, Any]],
     *,
     title: str,
@@ -142,8 +142,8 @@ def plot(
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {
         "loss (weighted sum)" if parts else "loss (nats a token)": loss_curves(records),
         **{f"{name} (nats)": curves for name, curves in parts.items()},
-        "learning rate": {"": curve(records, "learning_rate")},
-        "tokens/s": {"": curve(records, "tokens_per_second")},
+        "learning rate": {"": metric_curve(records, "learning_rate")},
+        "tokens/s": {"": metric_curve(records, "tokens_per_second")},
         **other_panels(records),
     }
     heights = [4, *(1.5 for _ in parts), *(1 for _ in range(len(panels) - 1 - len(parts)))]
@@ -152,7 +152,7 @@ def plot(
     for axes, (label, curves) in zip(all_axes, panels.items(), strict=True):
         for part in _split_repeated(abandoned):
             metric = METRICS.get(label, "loss" if axes is all_axes[0] else f"loss/{label.removesuffix(' (nats)')}")
-            if points := thin_out(curve(part, metric)):
+            if points := thin_out(metric_curve(part, metric)):
                 axes.plot(*zip(*points, strict=True), color="lightgray", linewidth=1, zorder=0)
         for name, points in curves.items():
             style = {"linestyle": "--"} if name.startswith("baseline") else {}
@@ -205,7 +205,7 @@ def other_panels(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, li
     for key in dict.fromkeys(key for record in records for key in record):
         group, _, name = key.partition("/")
         if group in GROUPS or group not in OWN_METRICS:
-            panels.setdefault(group.replace("_", " "), {})[name] = curve(records, key)
+            panels.setdefault(group.replace("_", " "), {})[name] = metric_curve(records, key)
     return dict(list(panels.items())[:MAX_PANELS])
 
 
@@ -228,7 +228,10 @@ def _loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, lis
     keys = dict.fromkeys(key for record in records for key in record if key.startswith("loss/"))
     names = [key.removeprefix("loss/") for key in keys]
     return {
-        name: {"training": curve(records, f"loss/{name}"), "validation": curve(records, f"validation/{name}")}
+        name: {
+            "training": metric_curve(records, f"loss/{name}"),
+            "validation": metric_curve(records, f"validation/{name}"),
+        }
         for name in names
     }
 
@@ -236,22 +239,24 @@ def _loss_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, lis
 def loss_curves(records: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """Return the loss curves of a run: training and held-out loss, that of each validation set, and each baseline (a
     metric named `baseline/...`) as a horizontal line."""
-    curves = {"training": curve(records, "loss"), "validation": curve(records, "validation/loss")}
-    curves |= {f"validation {name}": curve(records, key) for name, key in set_metrics(records).items()}
+    curves = {"training": metric_curve(records, "loss"), "validation": metric_curve(records, "validation/loss")}
+    curves |= {
+        f"validation {name}": metric_curve(records, key) for name, key in validation_set_metrics(records).items()
+    }
     steps = [record["step"] for record in records]
     for key in dict.fromkeys(key for record in records for key in record if key.startswith("baseline/")):
-        level = curve(records, key)[-1][1]
+        level = metric_curve(records, key)[-1][1]
         curves[f"baseline {key.removeprefix('baseline/')}"] = [(min(steps), level), (max(steps), level)]
     return {name: points for name, points in curves.items() if points}
 
 
-def set_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def validation_set_metrics(records: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the metric with the loss of each validation set of a run, by the name of the set."""
     keys = dict.fromkeys(key for record in records for key in record if SET_LOSS.fullmatch(key))
     return {key.split("/", 1)[1].removesuffix("/loss"): key for key in keys}
 
 
-def curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
+def metric_curve(records: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """Return the curve of a metric, (step, value) in order of steps; the last value of a repeated step."""
     return sorted({record["step"]: record[key] for record in records if key in record}.items())
 

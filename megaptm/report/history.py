@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaptm.config import Config, UncheckedConfig
 from megaptm.errors import UserError
-from megaptm.report.curves import curve, plot
+from megaptm.report.curves import metric_curve, plot_curves
 from megaptm.report.marks import Mark, find_marks
 from megaptm.resilience.events import read_events
 from megaptm.run.branch import describe_branch, find_branch
@@ -90,22 +90,22 @@ class History:
     def plot(self) -> Figure:
         """Plot the curves of the run, with marks."""
         title = f"{self.name}: {self.title}"
-        return plot(self.records, title=title, marks=self.marks, abandoned=self.abandoned)
+        return plot_curves(self.records, title=title, marks=self.marks, abandoned=self.abandoned)
 
     def last(self, key: str) -> float | None:
         """Return the value of a metric at its last step; None without one."""
-        points = curve(self.records, key)
+        points = metric_curve(self.records, key)
         return points[-1][1] if points else None
 
     def median(self, key: str) -> float | None:
         """Return the median of a metric over all its records; None without one."""
-        points = curve(self.records, key)
+        points = metric_curve(self.records, key)
         return median(value for _, value in points) if points else None
 
     @property
     def peak_memory(self) -> float | None:
         """Return the peak memory of rank 0 over all jobs, in bytes."""
-        return max((value for _, value in curve(self.records, "peak_memory_bytes")), default=None)
+        return max((value for _, value in metric_curve(self.records, "peak_memory_bytes")), default=None)
 
 
 def split_abandoned(

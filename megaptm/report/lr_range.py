@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from megaptm.errors import UserError
-from megaptm.report.curves import Points, curve
+from megaptm.report.curves import Points, metric_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,12 +37,12 @@ class RateRange:
     @classmethod
     def of(cls, records: Sequence[Mapping[str, Any]]) -> RateRange:
         """Return the range of the metrics of a run. Raise `UserError` if they have too few steps."""
-        loss_of = dict(curve(records, "loss"))
+        loss_of = dict(metric_curve(records, "loss"))
         rates: list[float] = []
         losses: list[float] = []
         smoothed: list[float] = []
         mean = 0.0
-        for step, rate in curve(records, "learning_rate"):
+        for step, rate in metric_curve(records, "learning_rate"):
             loss = loss_of.get(step, math.nan)
             mean = SMOOTHING * mean + (1.0 - SMOOTHING) * loss
             value = mean / (1.0 - SMOOTHING ** (len(rates) + 1))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 
 
-def write_page(path: Path, title: str, body: Iterable[str]) -> None:
+def write_report_page(path: Path, title: str, body: Iterable[str]) -> None:
     """Write an HTML page about runs to a file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, full_page(title, body).encode())
@@ -43,7 +43,7 @@ def run_page(history: History, samples: Sequence[tuple[str, Text]], no_samples: 
     yield f"<p class=faint>{escape(history.origin)}</p>" if history.origin else ""
     yield tiles(_key_figures(history))
     yield "<h2>Curves</h2>"
-    yield svg(history.plot, key=history.name)
+    yield figure_as_svg(history.plot, key=history.name)
     if history.marks:
         rows = ([f"{mark.step:,}", mark.kind, mark.text] for mark in history.marks)
         yield f"<details open><summary>Marks</summary>{table(('step', 'kind', 'what'), rows, is_text=True)}</details>"
@@ -69,7 +69,7 @@ def _key_figures(history: History) -> dict[str, str]:
     return {name: form.format(value) for name, (value, form) in figures.items() if value is not None}
 
 
-def svg(figure: Callable[[], Figure], *, key: str) -> str:
+def figure_as_svg(figure: Callable[[], Figure], *, key: str) -> str:
     """Return a figure as SVG inside HTML, with text as text. `key` distinguishes its ids from those of other
     figures."""
     from matplotlib import rc_context, style

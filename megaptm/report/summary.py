@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from megaptm.console import Console
-from megaptm.report.curves import ABANDONED, curve, draw_curves, loss_curves, save_picture, set_metrics
+from megaptm.report.curves import (
+    ABANDONED,
+    draw_curves,
+    loss_curves,
+    metric_curve,
+    save_picture,
+    validation_set_metrics,
+)
 from megaptm.report.history import History
 from megaptm.run.branch import find_returns, is_abandoned
 from megaptm.run.changes import recorded_changes
@@ -32,7 +39,7 @@ MEANINGS = {
 }
 
 
-def report(run: str | Path, *, console: Console | None = None, send: bool = False) -> Path:
+def report_run(run: str | Path, *, console: Console | None = None, send: bool = False) -> Path:
     """Print a summary of the run and save its picture; returns the picture's path.
 
     `send`: first send to MLflow the metrics that an unreachable server missed.
@@ -50,7 +57,7 @@ def report(run: str | Path, *, console: Console | None = None, send: bool = Fals
     # Steps that were repeated after a failure have equal losses.
     returns = find_returns(history.events)
     if abandoned := [record for record in history.abandoned if is_abandoned(record, returns)]:
-        curves[ABANDONED] = curve(abandoned, "loss")
+        curves[ABANDONED] = metric_curve(abandoned, "loss")
     for line in draw_curves(curves, width=min(console.width, 100) - 12, marks=changes):
         console.print(line, no_wrap=True)
     console.print()
@@ -81,7 +88,10 @@ def _metric_table(history: History) -> Table:
     rows = (
         ("loss", "{:.4f}", "training loss, last"),
         ("validation/loss", "{:.4f}", "validation loss, last"),
-        *((key, "{:.4f}", f"validation loss of {name}, last") for name, key in set_metrics(history.records).items()),
+        *(
+            (key, "{:.4f}", f"validation loss of {name}, last")
+            for name, key in validation_set_metrics(history.records).items()
+        ),
         ("tokens_per_second", "{:,.0f}", "tokens/s, median"),
         ("model_flops_per_second", "{:.3g}", "model FLOP/s, median"),
         ("mfu", "{:.1%}", "MFU, median"),

@@ -23,7 +23,7 @@ MAX_READING_SHARE = 0.1
 NUM_MARKS = 5
 
 
-def watch(run: Path, console: Console, *, seconds: float = 2.0) -> None:
+def watch_run(run: Path, console: Console, *, seconds: float = 2.0) -> None:
     """Draw a run every `seconds` until its job ends or the user presses Ctrl-C. Without a terminal, draw it once."""
     start_time = time.monotonic()
     frame = draw(run, console.width, height=console.height if console.is_terminal else None)

@@ -9,7 +9,7 @@ from pathlib import Path
 from megaptm.config import Config, resolve_spec
 from megaptm.data.opening import required_annotations
 from megaptm.families import contributions
-from megaptm.objectives.composed import Task, tasks_of
+from megaptm.objectives.composed import Task, objective_tasks
 from megaptm.spec import Family, LayerlessFamily
 from megaptm.storage import join_path
 
@@ -75,7 +75,7 @@ def _tokenizer_of_weights(config: Config) -> str | None:
 
 def _tasks_reading(path: str, config: Config) -> list[Task]:
     """Return the tasks of a run that read a corpus."""
-    return [task for task in tasks_of(config.built_objective) if path in (task.corpora or [path])]
+    return [task for task in objective_tasks(config.built_objective) if path in (task.corpora or [path])]
 
 
 def _needed_annotations(path: str, config: Config) -> list[str]:

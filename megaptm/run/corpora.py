@@ -22,7 +22,7 @@ from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.statistics import count_tokens, read_texts
 from megaptm.errors import UserError
 from megaptm.mixture import total_weight
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import objective_tasks
 from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec, TokenInput
@@ -59,7 +59,7 @@ class RunCorpora:
                     f"data.validation: {path} was made with another tokenizer than {first}: build it with "
                     f"tokenizer={join_path(first, 'tokenizer')}."
                 )
-        for task in tasks_of(config.built_objective):
+        for task in objective_tasks(config.built_objective):
             read = [corpus for name, corpus in self._corpora.items() if name in (task.corpora or [name])]
             if read and not any(task.objective.for_corpus(corpus.manifest.fields) is task.objective for corpus in read):
                 # Every corpus would be read with another objective.
@@ -192,7 +192,7 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
     tokenizer has the token, the error recommends that kind."""
     family = resolve_spec(config).family
     known = SPECIALS[family.tokenizer.specials or KINDS[family.tokenizer.kind].specials].roles
-    for task in tasks_of(config.built_objective):
+    for task in objective_tasks(config.built_objective):
         missing = task.objective.missing_tokens(tokenizer.special)
         if missing and {*missing} <= {*known}:
             options = " ".join([f"tokenizer.kind={family.tokenizer.kind}", *specials_option(family)])

@@ -10,7 +10,7 @@ from megaptm.config import Config, resolve_model
 from megaptm.config.sections.extensions import used_sections
 from megaptm.errors import UserError
 from megaptm.families import find_family
-from megaptm.objectives import weights_at
+from megaptm.objectives import loss_weights_at
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessFamily, LayerlessSpec, ModelSpec
@@ -55,7 +55,7 @@ def build_training_engine(
         spec,
         config.layout,
         config.optimizer,
-        losses=weights_at(config.built_objective, 0),
+        losses=loss_weights_at(config.built_objective, 0),
         seed=config.train.seed,
         hooks=[hook for hook in hooks if hook is not None],
         open_initializer=_open_initializer(config, corpora, rank_env),

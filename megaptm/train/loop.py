@@ -14,7 +14,7 @@ from megaptm.config import Config
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data.loader import LostWorkerError
 from megaptm.errors import EXIT_CONTINUE, FailureError, UserError, storage_errors_as_user_errors
-from megaptm.objectives import BaseObjective, weights_at
+from megaptm.objectives import BaseObjective, loss_weights_at
 from megaptm.parallel.collectives import all_gather_object, any_rank, any_rank_each, barrier
 from megaptm.parallel.replicas import ReplicaError
 from megaptm.parallel.step_result import REMEDY, DivergedError, NoLabelsError, RollBackError, StepResult
@@ -85,7 +85,7 @@ def run_training_loop(run: Training, *, start: int) -> int | None:
         return 0
     inputs, read_error = _read_step(run, start) if start < run.end else (None, None)
     if validates := _lacks_validation(run, start):
-        run.engine.set_loss_weights(weights_at(run.objective, start - 1))
+        run.engine.set_loss_weights(loss_weights_at(run.objective, start - 1))
         read_error = _validate(run, start, read_error)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
@@ -257,7 +257,7 @@ def _read_step(run: Training, step: int) -> tuple[tuple[Any, dict[str, float]] |
     """Return the micro-batches and loss weights of a training step. Return any exception instead of raising it, so that
     earlier steps can still be saved."""
     try:
-        weights = weights_at(run.objective, step)
+        weights = loss_weights_at(run.objective, step)
         with run.during("data"), run.stragglers.reading_data(), run.stop.interrupt_waits():
             return (next(run.microbatches), weights), None
     except LostWorkerError as error:

@@ -13,7 +13,7 @@ from megaptm.config import Config
 from megaptm.config.yamls import flatten_keys
 from megaptm.errors import printable
 from megaptm.mixture import short_names
-from megaptm.objectives import BaseObjective, Composed, weights_at
+from megaptm.objectives import BaseObjective, Composed, loss_weights_at
 from megaptm.objectives.composed import values_by_step
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.report.terminal import format_duration
@@ -184,7 +184,7 @@ class StepReport(Callback):
         productive = self.seconds.productive - self._since.productive
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
-        weights = weights_at(self.objective, step - 1)
+        weights = loss_weights_at(self.objective, step - 1)
         # A loss without labels is left out; 0 would be a perfect loss.
         labeled = [name for name, count in result.counts.items() if count]
         losses = {f"loss/{name}": result.losses[name] for name in labeled} if len(result.losses) > 1 else {}

@@ -9,14 +9,14 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.errors import UserError
-from megaptm.families.macbert.corpus import similar_words
-from megaptm.families.unimo.corpus.meanings import meanings
-from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieved
+from megaptm.families.macbert.corpus import build_similar_words
+from megaptm.families.unimo.corpus.meanings import build_meanings
+from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieve_documents
 
 COMMANDS = {
-    "similar-words": lambda out: similar_words("absent", "absent", out),
-    "meanings": lambda out: meanings("absent", "absent", out),
-    "retrieve": lambda out: retrieved("absent", out, RetrievalOptions()),
+    "similar-words": lambda out: build_similar_words("absent", "absent", out),
+    "meanings": lambda out: build_meanings("absent", "absent", out),
+    "retrieve": lambda out: retrieve_documents("absent", out, RetrievalOptions()),
 }
 OTHERS = (
     ("tokenizer", "train", "absent", "--out"),
@@ -51,5 +51,5 @@ def test_unwritable_output_of_other_commands(words: tuple[str, ...]) -> None:
 
 def test_rejected_output_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="absent"):
-        retrieved("absent", str(tmp_path / "below/out"), RetrievalOptions())
+        retrieve_documents("absent", str(tmp_path / "below/out"), RetrievalOptions())
     assert not [*tmp_path.iterdir()]

@@ -16,7 +16,7 @@ from megaptm.families import CATALOGUE
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config
 from megaptm.hub.import_run import import_run
-from megaptm.inference.generate import enable_cache
+from megaptm.inference.generate import enable_key_value_cache
 from megaptm.layers.attention import score_scale
 from megaptm.layers.layer_costs import sublayers
 from megaptm.layers.stack import Stack
@@ -213,7 +213,7 @@ def test_cached_generation_equals_hugging_face(family: str) -> None:
     expected = reference.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=10, do_sample=False)
     text, ids, decoder = prompt, prompt, model.stack("decoder")
     assert isinstance(decoder, Stack)
-    with torch.inference_mode(), enable_cache(decoder):
+    with torch.inference_mode(), enable_key_value_cache(decoder):
         for _ in range(10):
             positions = torch.arange(text.shape[1] - ids.shape[1], text.shape[1])[None]
             ids = model.logits({"tokens": ids, "positions": positions})["lm"][:, -1:].argmax(-1)

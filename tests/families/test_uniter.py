@@ -23,7 +23,7 @@ from megaptm.families.uniter import UNITER
 from megaptm.families.uniter.spec import MASKED_REGION, RegionInput
 from megaptm.hub.huggingface import from_hugging_face
 from megaptm.hub.import_run import complete_weights
-from megaptm.hub.tensor_rules import TensorRule, import_weights, pair
+from megaptm.hub.tensor_rules import TensorRule, import_weights, weight_and_bias
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model, even_chunks
 from megaptm.plan.count import count_parameters
@@ -48,22 +48,22 @@ IMAGES = "uniter.img_embeddings"
 RULES = (
     *encoder_rules("uniter"),
     *MASKED,
-    *pair("embed.region.project", f"{IMAGES}.img_linear"),
-    *pair("embed.region.project_norm", f"{IMAGES}.img_layer_norm"),
-    *pair("embed.region.box", f"{IMAGES}.pos_linear"),
-    *pair("embed.region.box_norm", f"{IMAGES}.pos_layer_norm"),
-    *pair("embed.region.norm", f"{IMAGES}.LayerNorm"),
+    *weight_and_bias("embed.region.project", f"{IMAGES}.img_linear"),
+    *weight_and_bias("embed.region.project_norm", f"{IMAGES}.img_layer_norm"),
+    *weight_and_bias("embed.region.box", f"{IMAGES}.pos_linear"),
+    *weight_and_bias("embed.region.box_norm", f"{IMAGES}.pos_layer_norm"),
+    *weight_and_bias("embed.region.norm", f"{IMAGES}.LayerNorm"),
     TensorRule("embed.region.mask.weight", (f"{IMAGES}.mask_embedding.weight",)),
-    *pair("head.itm.pooler", "uniter.pooler.dense"),
-    *pair("head.itm.classify", "itm_output"),
-    *pair("head.mrfr.transform", "feat_regress.net.0"),
-    *pair("head.mrfr.norm", "feat_regress.net.2"),
+    *weight_and_bias("head.itm.pooler", "uniter.pooler.dense"),
+    *weight_and_bias("head.itm.classify", "itm_output"),
+    *weight_and_bias("head.mrfr.transform", "feat_regress.net.0"),
+    *weight_and_bias("head.mrfr.norm", "feat_regress.net.2"),
     TensorRule("head.mrfr.bias", ("feat_regress.bias",)),
     *(
         rule
         for head in ("mrc", "mrc-kl")
         for module, index in (("transform", 0), ("norm", 2), ("classify", 3))
-        for rule in pair(f"head.{head}.{module}", f"region_classifier.net.{index}")
+        for rule in weight_and_bias(f"head.{head}.{module}", f"region_classifier.net.{index}")
     ),
 )
 """Rules for the released code's parameters, which have one classifier for two losses."""

@@ -23,7 +23,7 @@ from megaptm.config import load, resolve_model
 from megaptm.data import Loader, open_mix, read_validation
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
-from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, grid_of, patch_side
+from megaptm.families.vit.spec import CHANNELS, MASKED_PATCH, PATCH, PatchInput, patch_side, patches_per_side
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
@@ -218,7 +218,7 @@ def test_configs_match_their_images(path):
     config = load(path)
     spec = resolve_model(config)
     patches = config.built_objective.batch_spec(config.data.sequence, True).fields["patches"]
-    assert patches.shape == (grid_of(spec) ** 2, CHANNELS * patch_side(spec) ** 2)
+    assert patches.shape == (patches_per_side(spec) ** 2, CHANNELS * patch_side(spec) ** 2)
     assert ("masked-patch" in spec.family.heads) == ("masked" in path.stem)
 
 

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from megaptm.families.vit.pixels import from_patches
-from megaptm.families.vit.spec import patches_of
+from megaptm.families.vit.spec import patch_input
 from megaptm.models.model import Model
 from tests.models.vision import SIDE
 
@@ -18,7 +18,7 @@ from tests.models.vision import SIDE
 def pixel_values(model: Model, patches: Tensor) -> Tensor:
     """Return [B, C, H, W] from uint8 [B, N, C P], as Hugging Face's processor does."""
     images = np.stack([from_patches(image, SIDE) for image in patches.numpy()])
-    record = patches_of(model.spec.family)
+    record = patch_input(model.spec.family)
     mean, std = (torch.tensor(numbers)[:, None, None] for numbers in (record.mean, record.std))
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - mean) / std
 

@@ -116,7 +116,7 @@ def read_journals(folder: Path) -> Any:
     from megaptm.resilience.events import last_saved_step
 
     last_saved_step(folder)
-    summary.report(folder, console=Console(file=io.StringIO()))
+    summary.report_run(folder, console=Console(file=io.StringIO()))
     "".join(run_page(History.read(folder), []))
 
 

@@ -16,7 +16,7 @@ from megaptm.config import load
 from megaptm.data import open_mix
 from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.errors import UserError
-from megaptm.inference.evaluate import record
+from megaptm.inference.evaluate import record_evaluation
 from megaptm.inference.evaluation_options import EvaluationOptions
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.resilience.events import read_events
@@ -204,7 +204,7 @@ def test_recorded_evaluation_does_not_count_as_run_time(corpora, tmp_path):
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in job))
     trained = load_model(run)
     evaluation = trained.evaluate(rows=4)
-    record(trained.config, evaluation)
+    record_evaluation(trained.config, evaluation)
     assert json.loads((run / "evaluation.json").read_text()) == evaluation.to_json()
     (metrics,) = read_metrics(run)
     assert metrics["step"] == 7

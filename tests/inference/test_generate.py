@@ -14,7 +14,7 @@ from megaptm.inference.generate import (
     Sampling,
     continue_ids,
     continue_text,
-    enable_cache,
+    enable_key_value_cache,
     insert_fillings,
     output_ids,
     predict_masks,
@@ -73,7 +73,7 @@ def full_pass(trained, ids):
 def test_key_value_cache_gives_the_logits_of_a_full_pass(gpt):
     ids = gpt.tokenizer.encode("The cat saw the hat by the window. The dog").tolist()
     expected = full_pass(gpt, ids)
-    with enable_cache(gpt.model.decoder) as cache:
+    with enable_key_value_cache(gpt.model.decoder) as cache:
         for _ in range(2):  # the second time with a cleared cache
             steps = [gpt.model.logits({"tokens": torch.tensor([ids[:4]])})["lm"][0]]
             for position in range(4, len(ids)):
@@ -89,7 +89,7 @@ def test_key_value_cache_is_no_longer_than_needed(family, shapes):
     """PaLM has one key-value head. A banded layer caches only the positions of its band."""
     model, tokens = tiny_model(family), tiny_batch(family, rows=1)["tokens"]
     expected = model.logits({"tokens": tokens})["lm"][0]
-    with enable_cache(model.decoder) as cache:
+    with enable_key_value_cache(model.decoder) as cache:
         steps = [model.logits({"tokens": tokens[:, :7]})["lm"][0]]
         for position in range(7, 12):
             batch = {"tokens": tokens[:, position : position + 1], "positions": torch.tensor([[position]])}

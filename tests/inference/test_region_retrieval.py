@@ -21,7 +21,7 @@ from megaptm.families.vit.retrieval import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import objective_tasks
 from megaptm.objectives.objective import SampleContext
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
@@ -44,7 +44,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_scores_match_single_samples(loaded: LoadedModel) -> None:
-    tasks = tasks_of(loaded.config.built_objective)
+    tasks = objective_tasks(loaded.config.built_objective)
     task = next(task for task in tasks if task.label in ("matching", "contrast"))
     mix = open_pairs(loaded, task, None)
     order, objective = mix.orders[0], mix.sources[0].task.objective
@@ -74,7 +74,9 @@ def test_scores_match_single_samples(loaded: LoadedModel) -> None:
 
 
 def test_image_has_as_many_regions_as_in_training(loaded: LoadedModel) -> None:
-    task = next(task for task in tasks_of(loaded.config.built_objective) if task.label in ("matching", "contrast"))
+    task = next(
+        task for task in objective_tasks(loaded.config.built_objective) if task.label in ("matching", "contrast")
+    )
     """A contrast objective shares its regions between an image and retrieved images."""
     objective: Any = task.objective
     with_retrieved = replace(task, objective=replace(objective, retrieved="a file that is not read"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from megaptm.layers.attention import Attend
 from megaptm.layers.context import ContextRanks
-from megaptm.layers.kernels import for_heads
+from megaptm.layers.kernels import repeat_for_heads
 from megaptm.layers.mask import Mask
 from megaptm.layers.varlen import context_offsets
 from tests.layers.flash_on_cpu import flash_on_cpu
@@ -77,7 +77,7 @@ def test_attention_equals_that_of_complete_sequences(
     q, k, v = (torch.randn(LENGTH, ROWS, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     pair = None if documents is None else (documents, documents)
     mask = Mask((LENGTH, LENGTH), q.device, pair, causal=causal).scores(None)
-    expected = Attend(causal=causal, scale=0.3, dropout=0.0)(q, for_heads(k, 4), for_heads(v, 4), mask)
+    expected = Attend(causal=causal, scale=0.3, dropout=0.0)(q, repeat_for_heads(k, 4), repeat_for_heads(v, 4), mask)
     with flash_on_cpu() if by_offsets else nullcontext():
         actual = attend(q, k, v, causal=causal, documents=documents, size=size, by_offsets=by_offsets)
         read = slice(None) if documents is None else (documents > 0).t()

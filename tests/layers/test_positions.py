@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megaptm.families.deberta.attention import distance_rows
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.layers.attention_costs import SelfAttentionCosts
-from megaptm.layers.positions import bias_buckets, rotate, rotation, score_bias, scores_by_key
+from megaptm.layers.positions import apply_rotary_embedding, bias_buckets, rotary_embedding, score_bias, scores_by_key
 from megaptm.layers.split import HeadTable
 from megaptm.spec import BIAS_BUCKETS, AttentionSpec, Block, Size
 
@@ -37,14 +37,14 @@ class MovedBytes(TorchDispatchMode):
 def test_rotation_moves_the_planned_bytes(dtype: torch.dtype) -> None:
     length, heads, features = 256, SIZE.heads, SIZE.key_width
     queries = torch.randn(length, 4, heads, features, dtype=dtype, requires_grad=True)
-    turned = rotation(torch.arange(length)[None], features=features, rope=AttentionSpec().rope)
+    turned = rotary_embedding(torch.arange(length)[None], features=features, rope=AttentionSpec().rope)
     block = Block(position="rope")
     with_it, without = (
         SelfAttentionCosts(variant, SIZE, SIZE.width).memory_traffic(dtype.itemsize)
         for variant in (block, replace(block, position="none"))
     )
     with MovedBytes() as forward:
-        rotated = rotate(queries, turned)
+        rotated = apply_rotary_embedding(queries, turned)
     gradient = torch.ones_like(rotated)
     with MovedBytes() as backward:
         rotated.backward(gradient)

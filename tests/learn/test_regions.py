@@ -21,7 +21,7 @@ from megaptm.data import Loader, open_mix, read_validation
 from megaptm.data.statistics import unigram_loss
 from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.families.uniter.objectives import RegionMaskedLM
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import objective_tasks
 from megaptm.tokenizers import load as load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.engines import filled_engine
@@ -60,7 +60,9 @@ def train_and_evaluate(config_file: str, corpus: str, vocabulary: int) -> Lesson
     options |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}
     validation_mix = open_mix(config.data.mix, split="validation", **options)
     validation = [*read_validation(validation_mix, **batch_sizes, max_steps=24)]
-    [mlm] = [task.objective for task in tasks_of(config.built_objective) if isinstance(task.objective, RegionMaskedLM)]
+    [mlm] = [
+        task.objective for task in objective_tasks(config.built_objective) if isinstance(task.objective, RegionMaskedLM)
+    ]
     mlm_mix = open_mix(config.data.mix, split="validation", **options | {"objective": mlm})
     with_own_image = [*read_validation(mlm_mix, **batch_sizes, max_steps=8)]
     engine = filled_engine(

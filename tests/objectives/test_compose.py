@@ -9,7 +9,7 @@ import pytest
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES, Composed, build_objective
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import objective_tasks
 from megaptm.objectives.objective import GROUP_UNITS, SampleContext, SampleObjective, SentenceGroup
 from tests.objectives.samples import SPECIAL, random_slice
 
@@ -307,7 +307,7 @@ def test_objective_has_only_methods_it_implements(name):
     """Only objectives that make samples have `make_sample`, only those that cut a stream have `sequence_window`."""
     objective = OBJECTIVES[name]
     makes, cuts = (hasattr(objective, method) for method in ("make_sample", "sequence_window"))
-    is_single_task = bool(tasks_of(objective) and not isinstance(objective, Composed))
+    is_single_task = bool(objective_tasks(objective) and not isinstance(objective, Composed))
     assert makes == isinstance(objective, SampleObjective) == is_single_task
     assert cuts == (makes and objective.unit not in GROUP_UNITS)
     assert not cuts or objective.sequence_window(512, True).stride > 0

@@ -28,7 +28,7 @@ from megaptm.families.uniter.corpus.retrieve import (
     RetrievalOptions,
     max_class_probabilities,
     retrieve,
-    retrieved,
+    retrieve_documents,
 )
 from megaptm.families.uniter.objectives import RETRIEVED
 from megaptm.families.uniter.region_files import Regions
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     report = io.StringIO()
     console = Console(file=report, width=200)
     options = RetrievalOptions(**OPTIONS)
-    retrieved(str(corpus), str(root / "neighbors"), options, texts=str(root / "texts"), console=console)
+    retrieve_documents(str(corpus), str(root / "neighbors"), options, texts=str(root / "texts"), console=console)
     (root / "report").write_text(report.getvalue())
     return root
 
@@ -332,17 +332,17 @@ def test_invalid_neighbors_are_rejected(change: str, folder: Path, tmp_path: Pat
 def test_invalid_retrieval_arguments_are_rejected(folder: Path, tmp_path: Path) -> None:
     options = RetrievalOptions(detector=DETECTOR)
     with pytest.raises(UserError, match="texts has no image regions: build it with"):
-        retrieved(str(folder / "texts"), str(tmp_path / "out"), options)
+        retrieve_documents(str(folder / "texts"), str(tmp_path / "out"), options)
     tiny_corpus(tmp_path / "other")
     with pytest.raises(UserError, match="were made with different tokenizers"):
-        retrieved(str(folder / "corpus"), str(tmp_path / "out"), options, texts=str(tmp_path / "other"))
+        retrieve_documents(str(folder / "corpus"), str(tmp_path / "out"), options, texts=str(tmp_path / "other"))
     with pytest.raises(UserError, match=r"regions of document 0 .* of another detector .*set --detector"):
-        retrieved(str(folder / "corpus"), str(tmp_path / "out"), RetrievalOptions())
+        retrieve_documents(str(folder / "corpus"), str(tmp_path / "out"), RetrievalOptions())
     assert not (tmp_path / "out").exists()
     with pytest.raises(UserError, match="is a folder: name a file"):
-        retrieved(str(folder / "corpus"), str(folder), options)
+        retrieve_documents(str(folder / "corpus"), str(folder), options)
     with pytest.raises(UserError, match="is a URL: name a local file"):
-        retrieved(str(folder / "corpus"), "s3://bucket/out", options)
+        retrieve_documents(str(folder / "corpus"), "s3://bucket/out", options)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.objectives import build_objective, weights_at
+from megaptm.objectives import build_objective, loss_weights_at
 from megaptm.objectives.causal import CausalLM
 
 
@@ -20,7 +20,7 @@ class FixedWeights(CausalLM):
 
 @pytest.mark.parametrize("weight", [0, 2, 0.5, np.float32(0.5)])
 def test_numbers_are_valid_weights(weight):
-    assert weights_at(FixedWeights({"lm": weight}), 3) == {"lm": weight}
+    assert loss_weights_at(FixedWeights({"lm": weight}), 3) == {"lm": weight}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_numbers_are_valid_weights(weight):
 )
 def test_invalid_weights_are_rejected(result, message):
     with pytest.raises(UserError, match=rf"^objective fixed-weights: .*{message}"):
-        weights_at(FixedWeights(result), 3)
+        loss_weights_at(FixedWeights(result), 3)
 
 
 class Fading(CausalLM):
@@ -52,38 +52,38 @@ def fading(**options):
 
 def test_task_of_a_mixture_keeps_its_own_weights():
     composed = build_objective({"mine": fading(share=0.5), "masked-lm": {"share": 0.5, "weight": {0: 2, 3: 1}}})
-    assert weights_at(composed, 0) == dict(composed.losses) == {"lm": 1, "mlm": 2}
-    assert weights_at(composed, 3) == {"lm": 0.25, "mlm": 1}
+    assert loss_weights_at(composed, 0) == dict(composed.losses) == {"lm": 1, "mlm": 2}
+    assert loss_weights_at(composed, 3) == {"lm": 0.25, "mlm": 1}
 
 
 def test_configured_weight_overrides_own_weights():
-    assert weights_at(build_objective({"mine": fading(weight={0: 3})}), 1) == {"lm": 3}
+    assert loss_weights_at(build_objective({"mine": fading(weight={0: 3})}), 1) == {"lm": 3}
 
 
 def test_shared_loss_needs_one_weight():
     with pytest.raises(UserError, match=r"objective: mine and causal-lm share the loss lm: set the same weight\."):
         build_objective({"mine": fading(share=0.5), "causal-lm": {"share": 0.5}})
     both = {"mine": fading(share=0.5, weight=2), "causal-lm": {"share": 0.5, "weight": 2}}
-    assert weights_at(build_objective(both), 7) == {"lm": 2}
+    assert loss_weights_at(build_objective(both), 7) == {"lm": 2}
 
 
 def test_number_scales_all_losses_of_a_task():
     rtd = "replaced-token-detection"
-    assert weights_at(build_objective({rtd: {}}), 0) == {"mlm": 1, "replaced-token": 50}
-    assert weights_at(build_objective({rtd: {"weight": 1}}), 0) == {"mlm": 1, "replaced-token": 50}
-    assert weights_at(build_objective({rtd: {"weight": {0: 2, 5: 1}}}), 0) == {"mlm": 2, "replaced-token": 100}
+    assert loss_weights_at(build_objective({rtd: {}}), 0) == {"mlm": 1, "replaced-token": 50}
+    assert loss_weights_at(build_objective({rtd: {"weight": 1}}), 0) == {"mlm": 1, "replaced-token": 50}
+    assert loss_weights_at(build_objective({rtd: {"weight": {0: 2, 5: 1}}}), 0) == {"mlm": 2, "replaced-token": 100}
 
 
 def test_mapping_sets_weights_of_single_losses():
     task = build_objective({"replaced-token-detection": {"weight": {"replaced-token": {0: 20, 7: 0}}}})
-    assert [weights_at(task, step) for step in (6, 7)] == [
+    assert [loss_weights_at(task, step) for step in (6, 7)] == [
         {"mlm": 1, "replaced-token": 20},
         {"mlm": 1, "replaced-token": 0},
     ]
     pairs = build_objective(
         {"masked-lm": {"weight": {"mlm": 0.5}}, "sentence-order": {"weight": {"sentence-order": 2}}}
     )
-    assert weights_at(pairs, 0) == {"mlm": 0.5, "sentence-order": 2}
+    assert loss_weights_at(pairs, 0) == {"mlm": 0.5, "sentence-order": 2}
 
 
 def test_unknown_loss_is_rejected():

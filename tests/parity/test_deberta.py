@@ -18,7 +18,7 @@ from megaptm.families.deberta.huggingface import DEBERTA_V2 as COUNTERPART
 from megaptm.families.deberta.spec import DisentangledSpec
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, hugging_face_config, to_hugging_face
-from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, pair
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, export_weights, import_weights, weight_and_bias
 from megaptm.models.model import Model
 from megaptm.spec import Family, ModelSpec, SegmentInput, Size, TokenInput, change
 from tests.models.tiny import tiny_batch, tiny_model, tiny_spec
@@ -74,15 +74,15 @@ def golden_rules(case: str) -> tuple[TensorRule, ...]:
     rows = [row for row in COUNTERPART.rules if not row.name.startswith("head")]
     if case != "v2":
         rows = [row for row in rows if not row.name.startswith(("encoder.distance_norm", "encoder.convolution"))]
-        rows += pair("encoder.{n}.attention.position_key", f"{attention}.pos_key_proj")
-        rows += pair("encoder.{n}.attention.position_query", f"{attention}.pos_query_proj")
+        rows += weight_and_bias("encoder.{n}.attention.position_key", f"{attention}.pos_key_proj")
+        rows += weight_and_bias("encoder.{n}.attention.position_query", f"{attention}.pos_query_proj")
     if case == "v1_short_span":
         rows.append(TensorRule("embed.segment.weight", ("deberta.embeddings.token_type_embeddings.weight",)))
     if case == "plain_positions":
         rows.append(TensorRule("embed.position.weight", ("deberta.embeddings.position_embeddings.weight",)))
     head = "lm_predictions.lm_head"
-    rows += pair("head.mlm.transform", f"{head}.dense")
-    rows += pair("head.mlm.norm", f"{head}.LayerNorm")
+    rows += weight_and_bias("head.mlm.transform", f"{head}.dense")
+    rows += weight_and_bias("head.mlm.norm", f"{head}.LayerNorm")
     return (*rows, TensorRule("head.mlm.vocabulary.bias", (f"{head}.bias",), VOCABULARY))
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from megaptm.families.gpt import GPT3_BANDED
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, export_weights, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, export_weights, weight_and_bias
 from megaptm.models.model import Model
 from megaptm.spec import change
 from tests.models.tiny import VOCABULARY as WORDS
@@ -24,13 +24,13 @@ ATTENTION = f"{LAYER}.attn.attention"
 RULES = (
     TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
     TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
-    *pair("decoder.{n}.attention_norm", f"{LAYER}.ln_1"),
+    *weight_and_bias("decoder.{n}.attention_norm", f"{LAYER}.ln_1"),
     TensorRule("decoder.{n}.attention.qkv.weight", tuple(f"{ATTENTION}.{name}_proj.weight" for name in "qkv"), QKV),
     TensorRule("decoder.{n}.attention.output.weight", (f"{ATTENTION}.out_proj.weight",)),
-    *pair("decoder.{n}.ffn_norm", f"{LAYER}.ln_2"),
-    *pair("decoder.{n}.ffn.up", f"{LAYER}.mlp.c_fc"),
-    *pair("decoder.{n}.ffn.down", f"{LAYER}.mlp.c_proj"),
-    *pair("decoder.final", "transformer.ln_f"),
+    *weight_and_bias("decoder.{n}.ffn_norm", f"{LAYER}.ln_2"),
+    *weight_and_bias("decoder.{n}.ffn.up", f"{LAYER}.mlp.c_fc"),
+    *weight_and_bias("decoder.{n}.ffn.down", f"{LAYER}.mlp.c_proj"),
+    *weight_and_bias("decoder.final", "transformer.ln_f"),
 )
 
 

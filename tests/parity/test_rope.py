@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from megaptm.errors import UserError
 from megaptm.families.gpt import GPT2
 from megaptm.hub.tensor_rules import GATE_AND_VALUE, KV, QKV, VOCABULARY, TensorRule, export_weights
-from megaptm.layers.positions import rotation
+from megaptm.layers.positions import rotary_embedding
 from megaptm.models.model import Model
 from megaptm.spec import AttentionSpec, Block, FFNSpec, NormSpec, RopeParameters, change
 from tests.models.tiny import VOCABULARY as WORDS
@@ -124,7 +124,7 @@ def test_rotation_equals_transformers(numbers: RopeParameters, parameters: dict[
     config = transformers.LlamaConfig(head_dim=128, rope_parameters={"rope_theta": numbers.base, **parameters})
     positions = torch.tensor([[0, 1, 17, 41]])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(()), positions)
-    turned = rotation(positions, features=128, rope=numbers)[:, :, 0, 0]
+    turned = rotary_embedding(positions, features=128, rope=numbers)[:, :, 0, 0]
     assert_close(turned, torch.stack([cos[0, :, :64], sin[0, :, :64]]).float())
 
 

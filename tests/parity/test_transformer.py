@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from megaptm.hub.tensor_rules import KV, QKV, TensorRule, export_weights, pair
+from megaptm.hub.tensor_rules import KV, QKV, TensorRule, export_weights, weight_and_bias
 from megaptm.layers.positions import sinusoid
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec
@@ -29,10 +29,10 @@ def stack_rules(stack: str, *, last_norm: int) -> tuple[TensorRule, ...]:
     name, layer = f"{stack}.{{n}}", f"{stack}.layers.{{n}}"
     return (
         *attention_rules(f"{name}.attention", f"{layer}.self_attn"),
-        *pair(f"{name}.attention_norm", f"{layer}.norm1"),
-        *pair(f"{name}.ffn.up", f"{layer}.linear1"),
-        *pair(f"{name}.ffn.down", f"{layer}.linear2"),
-        *pair(f"{name}.ffn_norm", f"{layer}.norm{last_norm}"),
+        *weight_and_bias(f"{name}.attention_norm", f"{layer}.norm1"),
+        *weight_and_bias(f"{name}.ffn.up", f"{layer}.linear1"),
+        *weight_and_bias(f"{name}.ffn.down", f"{layer}.linear2"),
+        *weight_and_bias(f"{name}.ffn_norm", f"{layer}.norm{last_norm}"),
     )
 
 
@@ -43,7 +43,7 @@ RULES = (
     TensorRule("decoder.{n}.cross.query.weight", (f"{CROSS}.q",)),
     TensorRule("decoder.{n}.cross.kv.weight", (f"{CROSS}.k", f"{CROSS}.v"), KV),
     TensorRule("decoder.{n}.cross.output.weight", (f"{CROSS}.out_proj.weight",)),
-    *pair("decoder.{n}.cross_norm", "decoder.layers.{n}.norm2"),
+    *weight_and_bias("decoder.{n}.cross_norm", "decoder.layers.{n}.norm2"),
 )
 
 

@@ -16,8 +16,8 @@ from megaptm.report.compare import config_differences, print_comparison, read_ru
 from megaptm.report.curves import MAX_POINTS, other_panels, thin_out
 from megaptm.report.history import History, split_abandoned
 from megaptm.report.marks import KINDS, find_marks
-from megaptm.report.page import run_page, write_page
-from megaptm.report.watch import draw, has_ended, watch
+from megaptm.report.page import run_page, write_report_page
+from megaptm.report.watch import draw, has_ended, watch_run
 from megaptm.resilience.events import Event
 from tests.report.browser import look, needs_chromium
 from tests.report.test_summary import EVENTS, RECORDS, TINY, step_records
@@ -164,7 +164,7 @@ def test_metrics_of_callbacks_have_panels():
 @pytest.mark.timeout(2 * BROWSER_SECONDS)
 def test_page_of_a_run_in_a_browser(run, tmp_path):
     page = tmp_path / "page.html"
-    write_page(page, NAME, run_page(History.read(run), [], "There are no samples here: none."))
+    write_report_page(page, NAME, run_page(History.read(run), [], "There are no samples here: none."))
     view = look(page)
     assert view["headings"] == ["Curves", "Where time went", "Jobs", "Memory", "Samples", "Config"]
     assert NAME in view["text"]
@@ -297,7 +297,7 @@ def test_watch_draws_until_the_job_ends(run, monkeypatch):
     monkeypatch.setattr("megaptm.report.watch.time.sleep", grow)
     screen = io.StringIO()
     assert not has_ended(run)
-    watch(run, Console(file=screen, force_terminal=True, width=80), seconds=0.5)
+    watch_run(run, Console(file=screen, force_terminal=True, width=80), seconds=0.5)
     assert len(looks) == 1
     assert looks[0] >= 0.5
     assert "step 10 of 300" in screen.getvalue()
@@ -315,5 +315,5 @@ def test_watch_waits_for_the_first_step(tmp_path):
     run = write(tmp_path / "run", records=[], events=EVENTS[:1])
     os.remove(run / "metrics.jsonl")
     screen = io.StringIO()
-    watch(run, Console(file=screen, width=200), seconds=0.0)
+    watch_run(run, Console(file=screen, width=200), seconds=0.0)
     assert "no step is done yet" in screen.getvalue()

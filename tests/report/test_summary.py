@@ -10,10 +10,10 @@ import yaml
 from megaptm.config import config_to_yaml, load
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
-from megaptm.report.curves import curve, draw_curves, loss_curves, plot
+from megaptm.report.curves import draw_curves, loss_curves, metric_curve, plot_curves
 from megaptm.report.history import History
 from megaptm.report.page import run_page
-from megaptm.report.summary import report
+from megaptm.report.summary import report_run
 from megaptm.run.time_spent import job_times, time_spent
 
 TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
@@ -159,7 +159,7 @@ def test_no_part_is_negative_after_a_clock_change():
 
 
 def test_curve_uses_the_last_record_of_a_step():
-    assert curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 1, "loss": 2.5}], "loss") == [
+    assert metric_curve([{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}, {"step": 1, "loss": 2.5}], "loss") == [
         (1, 2.5),
         (2, 2.0),
     ]
@@ -201,7 +201,7 @@ def run(tmp_path):
 
 def test_report_shows_progress_and_saves_the_picture(run):
     screen = io.StringIO()
-    picture = report(run, console=Console(width=80, file=screen))
+    picture = report_run(run, console=Console(width=80, file=screen))
     text = screen.getvalue()
     assert "gpt2/custom, causal-lm; step 10 of 300 in 2 jobs" in text
     assert "validation 1.5" in text
@@ -226,7 +226,7 @@ def test_report_says_from_which_run_a_branch_comes(run, weights_only, retained):
     ]
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*branches, *EVENTS]))
     screen = io.StringIO()
-    report(run, console=Console(width=200, file=screen))
+    report_run(run, console=Console(width=200, file=screen))
     assert screen.getvalue().splitlines()[1] == f"branch of runs/second at step 9: keeps {retained}"
     assert f"branch of runs/second at step 9: keeps {retained}" in "".join(run_page(History.read(run), []))
 
@@ -242,7 +242,7 @@ def test_report_without_the_code_of_the_objective(run, objective, name):
     config = yaml.safe_load((run / "config.yaml").read_text()) | {"objective": yaml.safe_load(objective)}
     (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     screen = io.StringIO()
-    report(run, console=Console(width=80, file=screen))
+    report_run(run, console=Console(width=80, file=screen))
     assert f"gpt2/custom, {name}; step 10 of 300" in screen.getvalue()
 
 
@@ -253,14 +253,14 @@ def test_report_prints_special_characters_literally(run, name):
     lines[-1] |= {f"loss/{name}": 1.0, f"baseline/{name}": 2.0}
     (named / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     console = Console(width=200, file=io.StringIO())
-    assert report(named, console=console).is_file()
+    assert report_run(named, console=console).is_file()
     assert console.file.getvalue().startswith(f"{printable(name)}: gpt2/custom, causal-lm; step 10 of 300")
     assert "\x1b" not in console.file.getvalue()
 
 
 def test_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not the folder of a run"):
-        report(tmp_path)
+        report_run(tmp_path)
 
 
 def test_run_without_metrics_is_refused(tmp_path):
@@ -268,7 +268,7 @@ def test_run_without_metrics_is_refused(tmp_path):
     run.mkdir()
     (run / "config.yaml").write_text(config_to_yaml(load(TINY)))
     with pytest.raises(UserError, match="has no metrics yet"):
-        report(run)
+        report_run(run)
 
 
 def test_ticks_of_a_small_range_are_distinct():
@@ -280,14 +280,14 @@ def test_ticks_of_a_small_range_are_distinct():
 
 def test_picture_shows_each_of_several_losses():
     def labels(records):
-        return [axes.get_ylabel() for axes in plot(records, title="run").axes]
+        return [axes.get_ylabel() for axes in plot_curves(records, title="run").axes]
 
     assert labels(RECORDS) == ["loss (nats a token)", "learning rate", "tokens/s"]
     several = [
         {**record, "loss/mlm": 1.0, "loss/replaced-token": 0.5} if "loss" in record else record for record in RECORDS
     ]
     several[-1] = {**several[-1], "validation/mlm": 1.1, "validation/replaced-token": 0.6}
-    figure = plot(several, title="run")
+    figure = plot_curves(several, title="run")
     assert [axes.get_ylabel() for axes in figure.axes] == [
         "loss (weighted sum)",
         "mlm (nats)",

@@ -10,7 +10,7 @@ from megaptm.config import load
 from megaptm.errors import UserError
 from megaptm.launch.slurm.preflight import make_log_folder
 from megaptm.launch.worker_group import LocalWorkerGroup
-from megaptm.report.curves import plot, save_picture
+from megaptm.report.curves import plot_curves, save_picture
 from megaptm.resilience.events import Events
 from megaptm.resilience.heartbeat import Heartbeat
 from megaptm.resilience.lock import RunLock
@@ -116,7 +116,7 @@ def test_logs_of_a_slurm_job_must_not_be_links(run, user_file, name):
 
 def test_picture_replaces_a_link(run, user_file):
     (run / "loss.png").symlink_to(user_file)
-    save_picture(run / "loss.png", lambda: plot(RECORDS, title="a run"))
+    save_picture(run / "loss.png", lambda: plot_curves(RECORDS, title="a run"))
     assert user_file.read_text() == PRECIOUS
     assert not (run / "loss.png").is_symlink()
 
@@ -124,7 +124,7 @@ def test_picture_replaces_a_link(run, user_file):
 def test_picture_ignores_matplotlibrc_in_the_working_directory(run, monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # set by a file `matplotlibrc`; LaTeX can read files
     monkeypatch.setenv("PATH", "")
-    save_picture(run / "loss.png", lambda: plot(RECORDS, title="a run"))
+    save_picture(run / "loss.png", lambda: plot_curves(RECORDS, title="a run"))
     assert (run / "loss.png").is_file()
 
 

@@ -9,7 +9,7 @@ import pytest
 from megaptm.config import load
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.errors import UserError
-from megaptm.report.summary import report
+from megaptm.report.summary import report_run
 from megaptm.resilience.events import BackEvent, ChangeEvent, Events, last_saved_step, read_events
 from megaptm.resilience.lock import RunLock
 from megaptm.run.back import go_back
@@ -357,7 +357,7 @@ def test_return_by_the_command(runs):
 
 def test_abandoned_steps_stay_in_the_report(runs, capsys):
     run = runs.back("reported", 2, "train.stop_at=3", code=75)
-    report(run)
+    report_run(run)
     output = capsys.readouterr().out
     assert f"step 3 of {STEPS}" in output
     assert f"Step 2: return from step {STEPS}" in output

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from megaptm.report.summary import report
+from megaptm.report.summary import report_run
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
 from tests.drills.program import TIMEOUT_SECONDS, arguments, losses, resumed_at
@@ -129,5 +129,5 @@ def test_dropout_precision_seed_and_optimizer_change_together(runs):
     lines = (changed / "metrics.jsonl").read_text().splitlines()
     params = [record["params"] for record in map(json.loads, lines) if "params" in record]
     assert params[-1][f"change.step-{CHANGED}"].startswith("model.dropout 0.0 to 0.3, optimizer.betas")
-    report(changed)
+    report_run(changed)
     assert (changed / "report/loss.png").is_file()

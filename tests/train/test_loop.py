@@ -87,7 +87,7 @@ def resume(monkeypatch, losses, *, end, stops=False):
     monkeypatch.setattr(loop, "any_rank", bool)
     monkeypatch.setattr(loop, "any_rank_each", lambda *own: own)
     monkeypatch.setattr(loop, "all_gather_object", lambda own: [own])
-    monkeypatch.setattr(loop, "weights_at", lambda objective, step: {"lm": float(step)})
+    monkeypatch.setattr(loop, "loss_weights_at", lambda objective, step: {"lm": float(step)})
     monkeypatch.setattr(loop, "_read_step", lambda run, step: (None, None))
     monkeypatch.setattr(loop, "_validate", lambda run, step, error: calls.append(f"validate {step}"))
     monkeypatch.setattr(loop, "_save_checkpoint", lambda run, step, wait: calls.append(f"save {step}"))

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.errors import UserError
-from megaptm.families.word_vectors.export import export as write
+from megaptm.families.word_vectors.export import export_word_vectors as write
 from megaptm.families.word_vectors.vectors import load_words
 from megaptm.run.checkpoint import open_checkpoint
 from tests.forked import megaptm

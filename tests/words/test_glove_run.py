@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.config import load, resolve_spec
 from megaptm.errors import UserError
-from megaptm.families.word_vectors.export import export as write
+from megaptm.families.word_vectors.export import export_word_vectors as write
 from megaptm.families.word_vectors.pair_engine import PairEngine
 from megaptm.families.word_vectors.pair_source import PairSource
 from megaptm.families.word_vectors.vectors import load_words

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from megaptm.__main__ import main
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.export import FORMATS
-from megaptm.families.word_vectors.vectors import WordVectors, load_words, read_questions
+from megaptm.families.word_vectors.vectors import WordVectors, load_words, read_analogies
 from tests.forked import megaptm
 from tests.words import planted
 from tests.words.gensims import neighbors, read_text, shared_neighbors, train_gensim
@@ -132,7 +132,7 @@ def test_unknown_words_and_unsupported_commands_are_errors(run, tmp_path):
         load_words(run).nearest("lend2")
     (tmp_path / "three").write_text("a b c\n")
     with pytest.raises(UserError, match="line 1: an analogy is four words, not 3"):
-        read_questions(tmp_path / "three")
+        read_analogies(tmp_path / "three")
     for command in (["generate", str(run), "--prompt", "x"], ["export", "hf", str(run), str(tmp_path / "hf")]):
         result = CliRunner().invoke(main, command)
         assert "word2vec is a family of word vectors, which has no layers" in result.output

@@ -8,7 +8,7 @@ from typing import Any
 from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, weight_and_bias
 from megaptm.spec import ModelSpec
 
 SHARED = "encoder.shared.{n}"
@@ -73,24 +73,24 @@ ALBERT = Counterpart(
         TensorRule("embed.token.weight", ("albert.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.position.weight", ("albert.embeddings.position_embeddings.weight",)),
         TensorRule("embed.segment.weight", ("albert.embeddings.token_type_embeddings.weight",)),
-        *pair("embed.norm", "albert.embeddings.LayerNorm"),
-        *pair("embed.widen", "albert.encoder.embedding_hidden_mapping_in"),
-        *pair(
+        *weight_and_bias("embed.norm", "albert.embeddings.LayerNorm"),
+        *weight_and_bias("embed.widen", "albert.encoder.embedding_hidden_mapping_in"),
+        *weight_and_bias(
             f"{SHARED}.attention.qkv",
             *(f"{LAYER}.attention.{name}" for name in ("query", "key", "value")),
             weight=QKV,
             bias=QKV,
         ),
-        *pair(f"{SHARED}.attention.output", f"{LAYER}.attention.dense"),
-        *pair(f"{SHARED}.attention_norm", f"{LAYER}.attention.LayerNorm"),
-        *pair(f"{SHARED}.ffn.up", f"{LAYER}.ffn"),
-        *pair(f"{SHARED}.ffn.down", f"{LAYER}.ffn_output"),
-        *pair(f"{SHARED}.ffn_norm", f"{LAYER}.full_layer_layer_norm"),
-        *pair("head.mlm.transform", "predictions.dense"),
-        *pair("head.mlm.norm", "predictions.LayerNorm"),
+        *weight_and_bias(f"{SHARED}.attention.output", f"{LAYER}.attention.dense"),
+        *weight_and_bias(f"{SHARED}.attention_norm", f"{LAYER}.attention.LayerNorm"),
+        *weight_and_bias(f"{SHARED}.ffn.up", f"{LAYER}.ffn"),
+        *weight_and_bias(f"{SHARED}.ffn.down", f"{LAYER}.ffn_output"),
+        *weight_and_bias(f"{SHARED}.ffn_norm", f"{LAYER}.full_layer_layer_norm"),
+        *weight_and_bias("head.mlm.transform", "predictions.dense"),
+        *weight_and_bias("head.mlm.norm", "predictions.LayerNorm"),
         TensorRule("head.mlm.vocabulary.bias", ("predictions.bias",), VOCABULARY),
-        *pair("head.sentence-order.pooler", "albert.pooler"),
-        *pair("head.sentence-order.classify", "sop_classifier.classifier"),
+        *weight_and_bias("head.sentence-order.pooler", "albert.pooler"),
+        *weight_and_bias("head.sentence-order.classify", "sop_classifier.classifier"),
     ),
     tied={
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",

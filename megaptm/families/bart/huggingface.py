@@ -1,7 +1,7 @@
 """Hugging Face's BART: `BartForConditionalGeneration`."""
 
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, TensorRule, weight_and_bias
 
 
 def _stack_rules(stack: str, prefix: str) -> tuple[TensorRule, ...]:
@@ -11,13 +11,13 @@ def _stack_rules(stack: str, prefix: str) -> tuple[TensorRule, ...]:
     attention = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
     return (
         TensorRule(f"embed.{prefix}position.weight", (f"{hf_stack}.embed_positions.weight",)),
-        *pair(f"embed.{prefix}norm", f"{hf_stack}.layernorm_embedding"),
-        *pair(f"{stack}.{{n}}.attention.qkv", *attention, weight=QKV, bias=QKV),
-        *pair(f"{stack}.{{n}}.attention.output", f"{layer}.self_attn.out_proj"),
-        *pair(f"{stack}.{{n}}.attention_norm", f"{layer}.self_attn_layer_norm"),
-        *pair(f"{stack}.{{n}}.ffn.up", f"{layer}.fc1"),
-        *pair(f"{stack}.{{n}}.ffn.down", f"{layer}.fc2"),
-        *pair(f"{stack}.{{n}}.ffn_norm", f"{layer}.final_layer_norm"),
+        *weight_and_bias(f"embed.{prefix}norm", f"{hf_stack}.layernorm_embedding"),
+        *weight_and_bias(f"{stack}.{{n}}.attention.qkv", *attention, weight=QKV, bias=QKV),
+        *weight_and_bias(f"{stack}.{{n}}.attention.output", f"{layer}.self_attn.out_proj"),
+        *weight_and_bias(f"{stack}.{{n}}.attention_norm", f"{layer}.self_attn_layer_norm"),
+        *weight_and_bias(f"{stack}.{{n}}.ffn.up", f"{layer}.fc1"),
+        *weight_and_bias(f"{stack}.{{n}}.ffn.down", f"{layer}.fc2"),
+        *weight_and_bias(f"{stack}.{{n}}.ffn_norm", f"{layer}.final_layer_norm"),
     )
 
 
@@ -52,10 +52,10 @@ BART = Counterpart(
         TensorRule("embed.token.weight", ("model.shared.weight",), VOCABULARY),
         *_stack_rules("encoder", ""),
         *_stack_rules("decoder", "decoder_"),
-        *pair("decoder.{n}.cross.query", f"{CROSS}.q_proj"),
-        *pair("decoder.{n}.cross.kv", f"{CROSS}.k_proj", f"{CROSS}.v_proj", weight=KV, bias=KV),
-        *pair("decoder.{n}.cross.output", f"{CROSS}.out_proj"),
-        *pair("decoder.{n}.cross_norm", f"{CROSS}_layer_norm"),
+        *weight_and_bias("decoder.{n}.cross.query", f"{CROSS}.q_proj"),
+        *weight_and_bias("decoder.{n}.cross.kv", f"{CROSS}.k_proj", f"{CROSS}.v_proj", weight=KV, bias=KV),
+        *weight_and_bias("decoder.{n}.cross.output", f"{CROSS}.out_proj"),
+        *weight_and_bias("decoder.{n}.cross_norm", f"{CROSS}_layer_norm"),
     ),
     tied=dict.fromkeys(
         ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),

@@ -1,7 +1,7 @@
 """Hugging Face's BERT: `BertForPreTraining`."""
 
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, weight_and_bias
 
 
 def encoder_rules(prefix: str) -> tuple[TensorRule, ...]:
@@ -12,19 +12,19 @@ def encoder_rules(prefix: str) -> tuple[TensorRule, ...]:
         TensorRule("embed.token.weight", (f"{prefix}.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.position.weight", (f"{prefix}.embeddings.position_embeddings.weight",)),
         TensorRule("embed.segment.weight", (f"{prefix}.embeddings.token_type_embeddings.weight",)),
-        *pair("embed.norm", f"{prefix}.embeddings.LayerNorm"),
-        *pair("encoder.{n}.attention.qkv", *attention, weight=QKV, bias=QKV),
-        *pair("encoder.{n}.attention.output", f"{layer}.attention.output.dense"),
-        *pair("encoder.{n}.attention_norm", f"{layer}.attention.output.LayerNorm"),
-        *pair("encoder.{n}.ffn.up", f"{layer}.intermediate.dense"),
-        *pair("encoder.{n}.ffn.down", f"{layer}.output.dense"),
-        *pair("encoder.{n}.ffn_norm", f"{layer}.output.LayerNorm"),
+        *weight_and_bias("embed.norm", f"{prefix}.embeddings.LayerNorm"),
+        *weight_and_bias("encoder.{n}.attention.qkv", *attention, weight=QKV, bias=QKV),
+        *weight_and_bias("encoder.{n}.attention.output", f"{layer}.attention.output.dense"),
+        *weight_and_bias("encoder.{n}.attention_norm", f"{layer}.attention.output.LayerNorm"),
+        *weight_and_bias("encoder.{n}.ffn.up", f"{layer}.intermediate.dense"),
+        *weight_and_bias("encoder.{n}.ffn.down", f"{layer}.output.dense"),
+        *weight_and_bias("encoder.{n}.ffn_norm", f"{layer}.output.LayerNorm"),
     )
 
 
 MASKED = (
-    *pair("head.mlm.transform", "cls.predictions.transform.dense"),
-    *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
+    *weight_and_bias("head.mlm.transform", "cls.predictions.transform.dense"),
+    *weight_and_bias("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
     TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
 )
 
@@ -35,8 +35,8 @@ def pretraining_rules(prefix: str, classifier: str) -> tuple[TensorRule, ...]:
     return (
         *encoder_rules(prefix),
         *MASKED,
-        *pair(f"head.{classifier}.pooler", f"{prefix}.pooler.dense"),
-        *pair(f"head.{classifier}.classify", "cls.seq_relationship"),
+        *weight_and_bias(f"head.{classifier}.pooler", f"{prefix}.pooler.dense"),
+        *weight_and_bias(f"head.{classifier}.classify", "cls.seq_relationship"),
     )
 
 

@@ -7,7 +7,7 @@ import math
 from megaptm.families.vit.huggingface import CONVOLUTION, IMAGE_HOOKS
 from megaptm.families.vit.spec import CHANNELS
 from megaptm.hub.counterpart import LEGACY_END_ID, TEXT_CONFIG, Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair, rules_for_stack
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, rules_for_stack, weight_and_bias
 
 SECTIONS = {"image": "vision", "text": "text"}
 """megaptm's stack -> name prefix of its model and config section."""
@@ -19,12 +19,12 @@ def _layer_rules(stack: str) -> tuple[TensorRule, ...]:
     layer = f"{SECTIONS[stack]}_model.encoder.layers.{{n}}"
     qkv = tuple(f"{layer}.self_attn.{name}_proj" for name in "qkv")
     rules = (
-        *pair("encoder.{n}.attention_norm", f"{layer}.layer_norm1"),
-        *pair("encoder.{n}.attention.qkv", *qkv, weight=QKV, bias=QKV),
-        *pair("encoder.{n}.attention.output", f"{layer}.self_attn.out_proj"),
-        *pair("encoder.{n}.ffn_norm", f"{layer}.layer_norm2"),
-        *pair("encoder.{n}.ffn.up", f"{layer}.mlp.fc1"),
-        *pair("encoder.{n}.ffn.down", f"{layer}.mlp.fc2"),
+        *weight_and_bias("encoder.{n}.attention_norm", f"{layer}.layer_norm1"),
+        *weight_and_bias("encoder.{n}.attention.qkv", *qkv, weight=QKV, bias=QKV),
+        *weight_and_bias("encoder.{n}.attention.output", f"{layer}.self_attn.out_proj"),
+        *weight_and_bias("encoder.{n}.ffn_norm", f"{layer}.layer_norm2"),
+        *weight_and_bias("encoder.{n}.ffn.up", f"{layer}.mlp.fc1"),
+        *weight_and_bias("encoder.{n}.ffn.down", f"{layer}.mlp.fc2"),
     )
     return rules_for_stack(rules, stack)
 
@@ -40,13 +40,13 @@ TENSOR_RULES = (
     TensorRule("embed.patch.project.weight", ("vision_model.embeddings.patch_embedding.weight",), CONVOLUTION),
     TensorRule("embed.patch.image.weight", ("vision_model.embeddings.class_embedding",), SQUEEZED),
     TensorRule("embed.position.weight", ("vision_model.embeddings.position_embedding.weight",)),
-    *pair("embed.norm", "vision_model.pre_layrnorm"),
+    *weight_and_bias("embed.norm", "vision_model.pre_layrnorm"),
     *_layer_rules("image"),
-    *pair("image.final", "vision_model.post_layernorm"),
+    *weight_and_bias("image.final", "vision_model.post_layernorm"),
     TensorRule("embed.token.weight", ("text_model.embeddings.token_embedding.weight",), VOCABULARY),
     TensorRule("embed.text_position.weight", ("text_model.embeddings.position_embedding.weight",)),
     *_layer_rules("text"),
-    *pair("text.final", "text_model.final_layer_norm"),
+    *weight_and_bias("text.final", "text_model.final_layer_norm"),
     TensorRule("head.image-text.image.weight", ("visual_projection.weight",)),
     TensorRule("head.image-text.text.weight", ("text_projection.weight",)),
     TensorRule("head.image-text.scale", ("logit_scale",), SQUEEZED),

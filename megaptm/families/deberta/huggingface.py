@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Conversion, TensorRule, pair, rules_for_stack
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Conversion, TensorRule, rules_for_stack, weight_and_bias
 from megaptm.spec import ModelSpec, change
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ CONVOLUTION = Conversion(
 )
 COMMON = (
     TensorRule("embed.token.weight", ("deberta.embeddings.word_embeddings.weight",), VOCABULARY),
-    *pair("embed.norm", "deberta.embeddings.LayerNorm"),
+    *weight_and_bias("embed.norm", "deberta.embeddings.LayerNorm"),
     TensorRule("encoder.distance_table.weight", ("deberta.encoder.rel_embeddings.weight",)),
-    *pair("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
-    *pair("encoder.{n}.attention_norm", f"{LAYER}.attention.output.LayerNorm"),
-    *pair("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
-    *pair("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
-    *pair("encoder.{n}.ffn_norm", f"{LAYER}.output.LayerNorm"),
-    *pair("head.mlm.transform", "cls.predictions.transform.dense"),
-    *pair("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
+    *weight_and_bias("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
+    *weight_and_bias("encoder.{n}.attention_norm", f"{LAYER}.attention.output.LayerNorm"),
+    *weight_and_bias("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
+    *weight_and_bias("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
+    *weight_and_bias("encoder.{n}.ffn_norm", f"{LAYER}.output.LayerNorm"),
+    *weight_and_bias("head.mlm.transform", "cls.predictions.transform.dense"),
+    *weight_and_bias("head.mlm.norm", "cls.predictions.transform.LayerNorm"),
     TensorRule("head.mlm.vocabulary.bias", ("cls.predictions.bias",), VOCABULARY),
 )
 # As in the released checkpoints, where transformers ignores it.
@@ -53,10 +53,10 @@ V1 = (
     TensorRule("encoder.{n}.attention.qkv.weight", (f"{SELF}.in_proj.weight",)),
     TensorRule("encoder.{n}.attention.biases.bias", (f"{SELF}.q_bias", f"{SELF}.v_bias"), KV),
     TensorRule("encoder.{n}.attention.position_key.weight", (f"{SELF}.pos_proj.weight",)),
-    *pair("encoder.{n}.attention.position_query", f"{SELF}.pos_q_proj"),
+    *weight_and_bias("encoder.{n}.attention.position_query", f"{SELF}.pos_q_proj"),
 )
 V3 = (
-    *pair(
+    *weight_and_bias(
         "encoder.{n}.attention.qkv",
         f"{SELF}.query_proj",
         f"{SELF}.key_proj",
@@ -64,13 +64,13 @@ V3 = (
         weight=QKV,
         bias=QKV,
     ),
-    *pair("encoder.distance_norm", "deberta.encoder.LayerNorm"),
+    *weight_and_bias("encoder.distance_norm", "deberta.encoder.LayerNorm"),
 )
 V2 = (
     *V3,
     TensorRule("encoder.convolution.map.weight", ("deberta.encoder.conv.conv.weight",), CONVOLUTION),
     TensorRule("encoder.convolution.map.bias", ("deberta.encoder.conv.conv.bias",)),
-    *pair("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
+    *weight_and_bias("encoder.convolution.norm", "deberta.encoder.conv.LayerNorm"),
 )
 
 
@@ -181,8 +181,8 @@ DISCRIMINATOR: Counterpart = replace(
     ),
     rules=(
         *rules_for_stack((rule for rule in (*COMMON, *V3) if not rule.name.startswith("head.")), "discriminator"),
-        *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
-        *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
+        *weight_and_bias("head.replaced-token.transform", "discriminator_predictions.dense"),
+        *weight_and_bias("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
     ),
     tied={},
     unused_prefixes=("mask_predictions.", "lm_predictions.", "deberta.embeddings.position_embeddings."),

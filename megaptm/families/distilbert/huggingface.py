@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, weight_and_bias
 
 LAYER = "distilbert.transformer.layer.{n}"
 
@@ -25,20 +25,20 @@ DISTILBERT = Counterpart(
     rules=(
         TensorRule("embed.token.weight", ("distilbert.embeddings.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.position.weight", ("distilbert.embeddings.position_embeddings.weight",)),
-        *pair("embed.norm", "distilbert.embeddings.LayerNorm"),
-        *pair(
+        *weight_and_bias("embed.norm", "distilbert.embeddings.LayerNorm"),
+        *weight_and_bias(
             "encoder.{n}.attention.qkv",
             *(f"{LAYER}.attention.{name}_lin" for name in "qkv"),
             weight=QKV,
             bias=QKV,
         ),
-        *pair("encoder.{n}.attention.output", f"{LAYER}.attention.out_lin"),
-        *pair("encoder.{n}.attention_norm", f"{LAYER}.sa_layer_norm"),
-        *pair("encoder.{n}.ffn.up", f"{LAYER}.ffn.lin1"),
-        *pair("encoder.{n}.ffn.down", f"{LAYER}.ffn.lin2"),
-        *pair("encoder.{n}.ffn_norm", f"{LAYER}.output_layer_norm"),
-        *pair("head.mlm.transform", "vocab_transform"),
-        *pair("head.mlm.norm", "vocab_layer_norm"),
+        *weight_and_bias("encoder.{n}.attention.output", f"{LAYER}.attention.out_lin"),
+        *weight_and_bias("encoder.{n}.attention_norm", f"{LAYER}.sa_layer_norm"),
+        *weight_and_bias("encoder.{n}.ffn.up", f"{LAYER}.ffn.lin1"),
+        *weight_and_bias("encoder.{n}.ffn.down", f"{LAYER}.ffn.lin2"),
+        *weight_and_bias("encoder.{n}.ffn_norm", f"{LAYER}.output_layer_norm"),
+        *weight_and_bias("head.mlm.transform", "vocab_transform"),
+        *weight_and_bias("head.mlm.norm", "vocab_layer_norm"),
         TensorRule("head.mlm.vocabulary.bias", ("vocab_projector.bias",), VOCABULARY),
     ),
     tied={"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},

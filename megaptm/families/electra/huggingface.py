@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, has_narrow_tables, pair, rules_for_stack
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, has_narrow_tables, rules_for_stack, weight_and_bias
 
 
 def _encoder_rules(stack: str) -> tuple[TensorRule, ...]:
@@ -16,7 +16,7 @@ def _encoder_rules(stack: str) -> tuple[TensorRule, ...]:
     )
     return (
         *rules_for_stack(renamed, stack),
-        *pair("embed.widen", "electra.embeddings_project", when=has_narrow_tables),
+        *weight_and_bias("embed.widen", "electra.embeddings_project", when=has_narrow_tables),
     )
 
 
@@ -28,8 +28,8 @@ DISCRIMINATOR: Counterpart = replace(
     fields={**BERT.fields, "embedding_size": "embedding"},
     rules=(
         *_encoder_rules("discriminator"),
-        *pair("head.replaced-token.transform", "discriminator_predictions.dense"),
-        *pair("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
+        *weight_and_bias("head.replaced-token.transform", "discriminator_predictions.dense"),
+        *weight_and_bias("head.replaced-token.classify", "discriminator_predictions.dense_prediction"),
     ),
     tied={},
     prefix="electra.",
@@ -40,8 +40,8 @@ GENERATOR: Counterpart = replace(
     model="ElectraForMaskedLM",
     rules=(
         *_encoder_rules("generator"),
-        *pair("head.mlm.transform", "generator_predictions.dense"),
-        *pair("head.mlm.norm", "generator_predictions.LayerNorm"),
+        *weight_and_bias("head.mlm.transform", "generator_predictions.dense"),
+        *weight_and_bias("head.mlm.norm", "generator_predictions.LayerNorm"),
         TensorRule("head.mlm.vocabulary.bias", ("generator_lm_head.bias",), VOCABULARY),
     ),
     tied={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},

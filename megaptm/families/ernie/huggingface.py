@@ -4,7 +4,7 @@ without classification heads."""
 from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT, MASKED, encoder_rules, pretraining_rules
-from megaptm.hub.tensor_rules import TensorRule, pair
+from megaptm.hub.tensor_rules import TensorRule, weight_and_bias
 
 TIED_NAMES = {
     "cls.predictions.decoder.weight": "ernie.embeddings.word_embeddings.weight",
@@ -32,8 +32,8 @@ ERNIE_2 = replace(
         *encoder_rules("ernie"),
         TensorRule("embed.task.weight", ("ernie.embeddings.task_type_embeddings.weight",)),
         *MASKED,
-        *(rule for name in ("capitalization", "token-document") for rule in pair(f"head.{name}.classify")),
-        *(rule for name in ("pooler", "classify") for rule in pair(f"head.sentence-reordering.{name}")),
+        *(rule for name in ("capitalization", "token-document") for rule in weight_and_bias(f"head.{name}.classify")),
+        *(rule for name in ("pooler", "classify") for rule in weight_and_bias(f"head.sentence-reordering.{name}")),
     ),
     unused_prefixes=("ernie.pooler.", "cls.seq_relationship."),
 )

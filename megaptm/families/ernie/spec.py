@@ -25,9 +25,9 @@ class TaskInput(InputSpec):
     """Number of task ids."""
 
     def config_errors(self, config: Any, spec: ModelSpec) -> Iterator[str]:
-        from megaptm.objectives.composed import tasks_of
+        from megaptm.objectives.composed import objective_tasks
 
-        for task in tasks_of(config.built_objective):
+        for task in objective_tasks(config.built_objective):
             if task.task_id is not None and task.task_id >= self.rows:
                 yield (
                     f"objective.{task.label}.task_id ({task.task_id}) must be less than the {self.rows} task ids of "

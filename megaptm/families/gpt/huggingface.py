@@ -1,21 +1,21 @@
 """Hugging Face's GPT-2, and GPT-3 without banded attention: `GPT2LMHeadModel`."""
 
 from megaptm.hub.counterpart import MAX_VALUE, Counterpart, is_count
-from megaptm.hub.tensor_rules import CONV_QKV, JOINED_QKV, TRANSPOSED, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import CONV_QKV, JOINED_QKV, TRANSPOSED, VOCABULARY, TensorRule, weight_and_bias
 
 LAYER = (
-    *pair("decoder.{n}.attention_norm", "transformer.h.{n}.ln_1"),
-    *pair("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=JOINED_QKV),
-    *pair("decoder.{n}.attention.output", "transformer.h.{n}.attn.c_proj", weight=TRANSPOSED),
-    *pair("decoder.{n}.ffn_norm", "transformer.h.{n}.ln_2"),
-    *pair("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),
-    *pair("decoder.{n}.ffn.down", "transformer.h.{n}.mlp.c_proj", weight=TRANSPOSED),
+    *weight_and_bias("decoder.{n}.attention_norm", "transformer.h.{n}.ln_1"),
+    *weight_and_bias("decoder.{n}.attention.qkv", "transformer.h.{n}.attn.c_attn", weight=CONV_QKV, bias=JOINED_QKV),
+    *weight_and_bias("decoder.{n}.attention.output", "transformer.h.{n}.attn.c_proj", weight=TRANSPOSED),
+    *weight_and_bias("decoder.{n}.ffn_norm", "transformer.h.{n}.ln_2"),
+    *weight_and_bias("decoder.{n}.ffn.up", "transformer.h.{n}.mlp.c_fc", weight=TRANSPOSED),
+    *weight_and_bias("decoder.{n}.ffn.down", "transformer.h.{n}.mlp.c_proj", weight=TRANSPOSED),
 )
 TENSOR_RULES = (
     TensorRule("embed.token.weight", ("transformer.wte.weight",), VOCABULARY),
     TensorRule("embed.position.weight", ("transformer.wpe.weight",)),
     *LAYER,
-    *pair("decoder.final", "transformer.ln_f"),
+    *weight_and_bias("decoder.final", "transformer.ln_f"),
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from megaptm.families.bart.huggingface import BART
 from megaptm.families.longformer.huggingface import WINDOW_HOOKS
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, Conversion, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, Conversion, TensorRule, weight_and_bias
 
 ENCODER = "led.encoder.layers.{n}.self_attn.longformer_self_attn"
 ENCODER_RENAMES = {
@@ -39,7 +39,7 @@ LED = Counterpart(
     fixed={name: value for name, value in BART.fixed.items() if name != "scale_embedding"},
     rules=(
         *(replace(rule, hf_names=tuple(map(_led_name, rule.hf_names))) for rule in BART.rules),
-        *pair(
+        *weight_and_bias(
             "encoder.{n}.attention.global_qkv",
             *(f"{ENCODER}.{name}_global" for name in ("query", "key", "value")),
             weight=QKV,
@@ -66,7 +66,7 @@ FROM_BART = replace(
     rules=(
         *(rule for rule in BART.rules if rule.name != "embed.decoder_position.weight"),
         TensorRule("embed.decoder_position.weight", ("model.decoder.embed_positions.weight",), WITHOUT_UNUSED_ROWS),
-        *pair(
+        *weight_and_bias(
             "encoder.{n}.attention.global_qkv",
             *(f"{SELF_ATTENTION}.{name}_proj" for name in "qkv"),
             weight=QKV,

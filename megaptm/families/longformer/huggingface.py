@@ -9,7 +9,7 @@ from megaptm.families.longformer.spec import WindowSpec
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.hub.counterpart import EVEN_NUMBERS, Counterpart, is_list
 from megaptm.hub.folder import CONFIG
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, TensorRule, weight_and_bias
 from megaptm.spec import ModelSpec
 
 
@@ -45,14 +45,14 @@ LONGFORMER = Counterpart(
     fixed={"hidden_act": "gelu", "type_vocab_size": 1, "tie_word_embeddings": True},
     rules=(
         *encoder_rules("longformer"),
-        *pair(
+        *weight_and_bias(
             "encoder.{n}.attention.global_qkv",
             *(f"{ATTENTION}.{name}_global" for name in ("query", "key", "value")),
             weight=QKV,
             bias=QKV,
         ),
-        *pair("head.mlm.transform", "lm_head.dense"),
-        *pair("head.mlm.norm", "lm_head.layer_norm"),
+        *weight_and_bias("head.mlm.transform", "lm_head.dense"),
+        *weight_and_bias("head.mlm.norm", "lm_head.layer_norm"),
         TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
     ),
     tied={
@@ -76,7 +76,7 @@ FROM_ROBERTA = replace(
     fields={field: name for field, name in ROBERTA.fields.items() if name != "positions"},
     rules=(
         *ROBERTA.rules,
-        *pair(
+        *weight_and_bias(
             "encoder.{n}.attention.global_qkv",
             *(f"{SELF_ATTENTION}.{name}" for name in ("query", "key", "value")),
             weight=QKV,

@@ -25,7 +25,7 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int
     """
     from megaptm.families.macbert import corpus
 
-    corpus.similar_words(source, tokenizer, out, vectors=vectors, top=top)
+    corpus.build_similar_words(source, tokenizer, out, vectors=vectors, top=top)
 
 
 COMMANDS = {"corpus": (similar_words,)}

@@ -117,7 +117,7 @@ def _read_vectors(path: Path) -> tuple[list[str], np.ndarray]:
     return words, np.stack(rows)
 
 
-def similar_words(
+def build_similar_words(
     source: str, tokenizer: str, out: str, *, vectors: bool = False, top: int = 10, console: Console | None = None
 ) -> None:
     """Write MacBERT's table of similar words, which `show: similar-words` reads."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from megaptm.families.bert.huggingface import BERT
 from megaptm.hub.rope import ROPE_PARAMETERS
-from megaptm.hub.tensor_rules import GATE_AND_VALUE, QKV, VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import GATE_AND_VALUE, QKV, VOCABULARY, TensorRule, weight_and_bias
 
 EMBEDDINGS, LAYER = "nomic_bert.embeddings", "nomic_bert.layers.{n}"
 HEAD = "cls.predictions"
@@ -20,21 +20,21 @@ NOMIC_BERT = replace(
     rules=(
         TensorRule("embed.token.weight", (f"{EMBEDDINGS}.word_embeddings.weight",), VOCABULARY),
         TensorRule("embed.segment.weight", (f"{EMBEDDINGS}.token_type_embeddings.weight",)),
-        *pair("embed.norm", f"{EMBEDDINGS}.LayerNorm"),
+        *weight_and_bias("embed.norm", f"{EMBEDDINGS}.LayerNorm"),
         TensorRule(
             "encoder.{n}.attention.qkv.weight", tuple(f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"), QKV
         ),
         TensorRule("encoder.{n}.attention.output.weight", (f"{LAYER}.self_attn.o_proj.weight",)),
-        *pair("encoder.{n}.attention_norm", f"{LAYER}.post_attention_layernorm"),
+        *weight_and_bias("encoder.{n}.attention_norm", f"{LAYER}.post_attention_layernorm"),
         TensorRule(
             "encoder.{n}.ffn.up.weight",
             (f"{LAYER}.mlp.gate_proj.weight", f"{LAYER}.mlp.up_proj.weight"),
             GATE_AND_VALUE,
         ),
         TensorRule("encoder.{n}.ffn.down.weight", (f"{LAYER}.mlp.down_proj.weight",)),
-        *pair("encoder.{n}.ffn_norm", f"{LAYER}.post_mlp_layernorm"),
-        *pair("head.mlm.transform", f"{HEAD}.transform.dense"),
-        *pair("head.mlm.norm", f"{HEAD}.transform.layer_norm"),
+        *weight_and_bias("encoder.{n}.ffn_norm", f"{LAYER}.post_mlp_layernorm"),
+        *weight_and_bias("head.mlm.transform", f"{HEAD}.transform.dense"),
+        *weight_and_bias("head.mlm.norm", f"{HEAD}.transform.layer_norm"),
         TensorRule("head.mlm.vocabulary.bias", (f"{HEAD}.bias",), VOCABULARY),
     ),
     # Names in files, which the class renames.

@@ -26,7 +26,7 @@ from megaptm.families.reformer.costs import HashedAttentionCosts
 from megaptm.layers.accumulate import sum_dtype
 from megaptm.layers.attention import AttentionCore, AttentionModule
 from megaptm.layers.costs import LayerCosts
-from megaptm.layers.positions import rotate
+from megaptm.layers.positions import apply_rotary_embedding
 from megaptm.layers.rng import copy_to_device, next_seed
 from megaptm.layers.split import Dropout, Linear
 
@@ -157,7 +157,7 @@ class HashedAttention(AttentionModule):
         bucket.
         """
         q, v = self.qv(x_SBD).unflatten(-1, (-1, 2, self.key_width)).unbind(3)
-        q = q if position_state is None else rotate(q, position_state)
+        q = q if position_state is None else apply_rotary_embedding(q, position_state)
         buckets_BHRS = self.attend.hash_buckets(q) if choice is None else choice
         return self.output(self.attend(q, v, mask, buckets_BHRS)), buckets_BHRS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaptm.families.reformer.pattern import ChunkPairs
-from megaptm.families.reformer.spec import grid_of, widths_of
+from megaptm.families.reformer.spec import axial_grid, axial_widths
 from megaptm.layers.attention_costs import SelfAttentionCosts
 from megaptm.layers.costs import LinearShape, MemoryTraffic, SavedBytes
 from megaptm.models.embed_costs import InputCosts
@@ -72,5 +72,5 @@ class AxialCosts(InputCosts):
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:
-        sides = zip(widths_of(self.spec), grid_of(self.spec), strict=True)
+        sides = zip(axial_widths(self.spec), axial_grid(self.spec), strict=True)
         return tuple(LinearShape(width, rows, False) for width, rows in sides)

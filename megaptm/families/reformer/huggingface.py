@@ -9,10 +9,10 @@ from math import prod
 from typing import Any
 
 from megaptm.errors import UserError
-from megaptm.families.reformer.spec import LocalSpec, LSHSpec, grid_of, widths_of
+from megaptm.families.reformer.spec import LocalSpec, LSHSpec, axial_grid, axial_widths
 from megaptm.hub.counterpart import EVEN_NUMBERS, MAX_VALUE, Counterpart, is_count, is_list
 from megaptm.hub.folder import CONFIG
-from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Conversion, TensorRule, pair
+from megaptm.hub.tensor_rules import KV, QKV, VOCABULARY, Conversion, TensorRule, weight_and_bias
 from megaptm.spec import AttentionSpec, Block, ModelSpec
 
 LAYER = "reformer.encoder.layers.{n}"
@@ -40,8 +40,8 @@ def _further_values(spec: ModelSpec) -> dict[str, Any]:
     hashing = next((record for record in records if isinstance(record, LSHSpec)), LSHSpec())
     buckets = hashing.num_buckets
     return {
-        "axial": [*grid_of(spec)],
-        "axial_widths": [*widths_of(spec)],
+        "axial": [*axial_grid(spec)],
+        "axial_widths": [*axial_widths(spec)],
         "attention": [record.kind for record in records],
         "num_hashes": hashing.num_hashes,
         "num_buckets": [*buckets] if isinstance(buckets, tuple) else buckets,
@@ -144,7 +144,7 @@ REFORMER = Counterpart(
         TensorRule(
             "embed.axial.column.weight", (f"{POSITIONS}.1",), Conversion(lambda w, _: [w[None]], lambda ws, _: ws[0][0])
         ),
-        *pair("decoder.{n}.attention_norm", f"{LAYER}.attention.layer_norm"),
+        *weight_and_bias("decoder.{n}.attention_norm", f"{LAYER}.attention.layer_norm"),
         TensorRule(
             "decoder.{n}.attention.qkv.weight",
             tuple(f"{ATTENTION}.{name}.weight" for name in ("query", "key", "value")),
@@ -158,10 +158,10 @@ REFORMER = Counterpart(
             when_block=lambda block: block.kinds == ("lsh",),
         ),
         TensorRule("decoder.{n}.attention.output.weight", (f"{LAYER}.attention.output.dense.weight",)),
-        *pair("decoder.{n}.ffn_norm", f"{LAYER}.feed_forward.layer_norm"),
-        *pair("decoder.{n}.ffn.up", f"{LAYER}.feed_forward.dense.dense"),
-        *pair("decoder.{n}.ffn.down", f"{LAYER}.feed_forward.output.dense"),
-        *pair("decoder.final", "reformer.encoder.layer_norm"),
+        *weight_and_bias("decoder.{n}.ffn_norm", f"{LAYER}.feed_forward.layer_norm"),
+        *weight_and_bias("decoder.{n}.ffn.up", f"{LAYER}.feed_forward.dense.dense"),
+        *weight_and_bias("decoder.{n}.ffn.down", f"{LAYER}.feed_forward.output.dense"),
+        *weight_and_bias("decoder.final", "reformer.encoder.layer_norm"),
         TensorRule("head.lm.table.weight", ("lm_head.decoder.weight",), VOCABULARY),
         TensorRule("head.lm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
     ),

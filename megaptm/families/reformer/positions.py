@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from megaptm.errors import UserError
-from megaptm.families.reformer.spec import AxialInput, grid_of, widths_of
+from megaptm.families.reformer.spec import AxialInput, axial_grid, axial_widths
 from megaptm.layers.split import Embedding
 from megaptm.spec import ModelSpec
 
@@ -16,7 +16,7 @@ class AxialPositions(nn.Module):
 
     def __init__(self, spec: ModelSpec, record: AxialInput) -> None:
         super().__init__()
-        (rows, self.columns), widths = grid_of(spec), widths_of(spec)
+        (rows, self.columns), widths = axial_grid(spec), axial_widths(spec)
         if rows * self.columns != spec.context:
             raise UserError(
                 f"model.axial ({rows} x {self.columns}) must have as many positions as model.context ({spec.context}): "

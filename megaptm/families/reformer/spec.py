@@ -84,7 +84,7 @@ class AxialInput(InputSpec):
     absence = "has no axial positions"
 
     def errors(self, spec: ModelSpec) -> Iterator[str]:
-        rows, columns = grid_of(spec)
+        rows, columns = axial_grid(spec)
         if (positions := rows * columns) != spec.context:
             yield (
                 f"model.axial ({rows} x {columns}) has {positions} positions, and model.context is {spec.context}: "
@@ -94,10 +94,10 @@ class AxialInput(InputSpec):
             yield f"model.width ({spec.size.table_width}) is too small for axial positions; make it 4 or more."
 
     def derived_sizes(self, spec: ModelSpec) -> dict[str, tuple[int, int]]:
-        return {"axial": grid_of(spec)}
+        return {"axial": axial_grid(spec)}
 
 
-def grid_of(spec: ModelSpec) -> tuple[int, int]:
+def axial_grid(spec: ModelSpec) -> tuple[int, int]:
     """Return rows and columns of Reformer's grid of axial positions: the size's, or the factorization of the context
     nearest to a square."""
     if (grid := spec.size.inputs.get("axial")) is not None:
@@ -107,7 +107,7 @@ def grid_of(spec: ModelSpec) -> tuple[int, int]:
     return rows, spec.context // rows
 
 
-def widths_of(spec: ModelSpec) -> tuple[int, int]:
+def axial_widths(spec: ModelSpec) -> tuple[int, int]:
     """Return the widths of the row and column embeddings of Reformer's axial positions: one to three, as in the
     released models."""
     rows = spec.size.table_width // 4

@@ -2,7 +2,7 @@
 
 from megaptm.families.bert.huggingface import BERT, encoder_rules
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, pair
+from megaptm.hub.tensor_rules import VOCABULARY, TensorRule, weight_and_bias
 
 ROBERTA = Counterpart(
     family="roberta",
@@ -14,8 +14,8 @@ ROBERTA = Counterpart(
     fixed={**BERT.fixed, "type_vocab_size": 1},
     rules=(
         *encoder_rules("roberta"),
-        *pair("head.mlm.transform", "lm_head.dense"),
-        *pair("head.mlm.norm", "lm_head.layer_norm"),
+        *weight_and_bias("head.mlm.transform", "lm_head.dense"),
+        *weight_and_bias("head.mlm.norm", "lm_head.layer_norm"),
         TensorRule("head.mlm.vocabulary.bias", ("lm_head.bias",), VOCABULARY),
     ),
     tied={

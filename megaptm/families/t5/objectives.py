@@ -16,7 +16,7 @@ from megaptm.objectives.masking import mask_all, mask_suffix, max_suffix, num_ma
 from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.objective import Rate, SampleObjective, Share
 from megaptm.objectives.replacements import (
-    check_shares,
+    check_replacement_shares,
     masked_tokens_in_order,
     original_text,
     remove_masked_tokens,
@@ -80,7 +80,7 @@ class T5MaskedText(SameLengthObjective):
     prompts = ("masks",)
 
     def __post_init__(self) -> None:
-        check_shares(self.mask_token_prob, self.random_token_prob)
+        check_replacement_shares(self.mask_token_prob, self.random_token_prob)
         if not self.mask_token_prob + self.random_token_prob:
             raise UserError(
                 "mask_token_prob and random_token_prob are both 0, so that every label would be visible: raise one."

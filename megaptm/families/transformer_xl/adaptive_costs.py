@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from megaptm.families.transformer_xl.spec import cutoffs_of, division_of
+from megaptm.families.transformer_xl.spec import adaptive_cutoffs, adaptive_division
 from megaptm.layers.costs import LinearShape
 from megaptm.losses.token_costs import LossBytes, projection_bytes
 from megaptm.models.embed_costs import TokenCosts
@@ -27,28 +27,28 @@ class Cluster:
 
 def clusters(spec: ModelSpec) -> list[Cluster]:
     """Return the clusters of Transformer-XL's adaptive vocabulary; empty if it has one table."""
-    cutoffs, size = cutoffs_of(spec.size), spec.size
+    cutoffs, size = adaptive_cutoffs(spec.size), spec.size
     if not cutoffs:
         return []
     edges = [0, *cutoffs, spec.vocabulary]
     return [
-        Cluster(first, edges[number + 1] - first, size.table_width // division_of(size) ** number)
+        Cluster(first, edges[number + 1] - first, size.table_width // adaptive_division(size) ** number)
         for number, first in enumerate(edges[:-1])
     ]
 
 
 def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
     """Yield an error message for each setting of a model that Transformer-XL's adaptive clusters do not support."""
-    family, cutoffs, size = spec.family, cutoffs_of(spec.size), spec.size
+    family, cutoffs, size = spec.family, adaptive_cutoffs(spec.size), spec.size
     edges = [0, *cutoffs, spec.vocabulary]
     if edges != sorted(set(edges)):
         yield (
             f"model.cutoffs ({[*cutoffs]}) must be ascending, above 0 and below the vocabulary of {spec.vocabulary:,}: "
             "correct them."
         )
-    if size.table_width < division_of(size) ** len(cutoffs):
+    if size.table_width < adaptive_division(size) ** len(cutoffs):
         yield (
-            f"model.division ({division_of(size)}): it divides the table width {size.table_width} once per "
+            f"model.division ({adaptive_division(size)}): it divides the table width {size.table_width} once per "
             "cluster, which leaves no width for the last cluster: lower it."
         )
     mistakes = {
@@ -69,7 +69,7 @@ def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
 def cluster_projections(spec: ModelSpec) -> list[LinearShape]:
     """Return the projections from an adaptive vocabulary's cluster tables to the hidden states: one each if their
     widths differ, else one or none."""
-    if division_of(spec.size) > 1:
+    if adaptive_division(spec.size) > 1:
         return [LinearShape(linear.width, spec.width, False) for linear in clusters(spec)]
     return [LinearShape(spec.size.table_width, spec.width, False)] if spec.size.table_width != spec.width else []
 
@@ -81,7 +81,7 @@ def _token_parameters(spec: ModelSpec, *, embeds: bool = True) -> int:
     has another one instead.
     """
     linears = cluster_projections(spec)
-    if not embeds and division_of(spec.size) > 1:
+    if not embeds and adaptive_division(spec.size) > 1:
         linears = linears[1:]
     return sum(linear.rows * linear.width for linear in clusters(spec)) + sum(linear.weights for linear in linears)
 
@@ -133,7 +133,7 @@ class AdaptiveTokenCosts(TokenCosts):
             return super().matrices(embeds=embeds, projects=projects)
         return [
             *(LinearShape(cluster.width, cluster.rows, False) for cluster in of_clusters),
-            *cluster_projections(self.spec)[not embeds and division_of(self.spec.size) > 1 :],
+            *cluster_projections(self.spec)[not embeds and adaptive_division(self.spec.size) > 1 :],
             *([LinearShape(self.spec.size.table_width, len(of_clusters) - 1, False)] if projects else []),
         ]
 
@@ -153,7 +153,7 @@ class AdaptiveHeadCosts(LanguageHeadCosts):
     def other_parameters(self) -> int:
         """Return the number of biases and cluster rows of the adaptive softmax: one bias per token, and one row with a
         bias per cluster after the first."""
-        return self.spec.vocabulary + len(cutoffs_of(self.spec.size)) * (self.spec.size.table_width + 1)
+        return self.spec.vocabulary + len(adaptive_cutoffs(self.spec.size)) * (self.spec.size.table_width + 1)
 
     def loss_bytes(self, positions: int, element: int, *, tensor: int = 1, logit_bytes: int | None) -> LossBytes:
         """Return the bytes of the adaptive softmax's loss for all clusters, with the gradients of all their tables."""

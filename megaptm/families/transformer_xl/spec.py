@@ -57,18 +57,18 @@ class AdaptiveInput(TokenInput):
     def errors(self, spec: ModelSpec) -> Iterator[str]:
         from megaptm.families.transformer_xl.adaptive_costs import cluster_mistakes
 
-        if cutoffs_of(spec.size):
+        if adaptive_cutoffs(spec.size):
             yield from cluster_mistakes(spec)
 
     def key_needing_sorted_ids(self, size: Size) -> str:
-        return "cutoffs" if cutoffs_of(size) else ""
+        return "cutoffs" if adaptive_cutoffs(size) else ""
 
 
-def cutoffs_of(size: Size) -> tuple[int, ...]:
+def adaptive_cutoffs(size: Size) -> tuple[int, ...]:
     """Return the first id of each further cluster of an adaptive token table."""
     return size.inputs.get("cutoffs", ())
 
 
-def division_of(size: Size) -> int:
+def adaptive_division(size: Size) -> int:
     """Return the factor by which the width of adaptive token tables decreases from cluster to cluster."""
     return size.inputs.get("division", 1)

@@ -18,7 +18,7 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
     \b
       megaptm corpus meanings phrases.tsv --tokenizer corpora/captions/tokenizer --out corpora/meanings.json
     """
-    from megaptm.families.unimo.corpus.meanings import meanings as build
+    from megaptm.families.unimo.corpus.meanings import build_meanings as build
 
     build(source, tokenizer, out)
 

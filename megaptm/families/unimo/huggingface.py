@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from megaptm.families.roberta.huggingface import ROBERTA
 from megaptm.families.uniter.huggingface import REGION_HEADS, REGION_HOOKS
-from megaptm.hub.tensor_rules import Conversion, pair
+from megaptm.hub.tensor_rules import Conversion, weight_and_bias
 
 # Every token of a RoBERTa adds the single row of its segment table. Regions have no segment, so this row is added to
 # positions instead.
@@ -23,7 +23,7 @@ UNIMO = replace(
             for rule in ROBERTA.rules
             if rule.name != "embed.segment.weight"
         ),
-        *(rule for name in ("project", "box", "norm") for rule in pair(f"embed.region.{name}")),
+        *(rule for name in ("project", "box", "norm") for rule in weight_and_bias(f"embed.region.{name}")),
         *REGION_HEADS,
     ),
     **REGION_HOOKS,

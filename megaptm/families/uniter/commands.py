@@ -59,13 +59,13 @@ def retrieve(folder: str, out: str, images: str | None, texts: str | None, part:
     \b
       megaptm corpus retrieve corpora/captions --texts corpora/sentences --out corpora/retrieved.safetensors
     """
-    from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieved
+    from megaptm.families.uniter.corpus.retrieve import RetrievalOptions, retrieve_documents
     from megaptm.report.terminal import TimedLog
 
     part_index, parts = read_part(part)
     tell = TimedLog(stream=sys.stderr, enabled=sys.stderr.isatty())
     criteria = RetrievalOptions(**options)
-    retrieved(folder, out, criteria, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
+    retrieve_documents(folder, out, criteria, images=images, texts=texts, part=part_index, parts=parts, tell=tell)
 
 
 def _region_arguments(

@@ -29,7 +29,7 @@ class DetectorSizes(NamedTuple):
     """Number of classes of the detector; the first is the background."""
 
 
-def detector_of(spec: ModelSpec) -> DetectorSizes:
+def detector_sizes(spec: ModelSpec) -> DetectorSizes:
     """Return the region detector of a size. Raise UserError if it is missing."""
     if (sizes := spec.size.inputs.get("detector")) is None:
         raise UserError(f"{spec.name} reads regions of images, and its size has no detector: give model.detector.")
@@ -47,7 +47,7 @@ class RegionCosts(InputCosts):
     @property
     def tied_linear(self) -> LinearShape:
         """Return the projection from a region's features to the hidden states."""
-        return LinearShape(detector_of(self.spec).features, self.spec.size.table_width, True)
+        return LinearShape(detector_sizes(self.spec).features, self.spec.size.table_width, True)
 
     @property
     def linears(self) -> tuple[LinearShape, ...]:

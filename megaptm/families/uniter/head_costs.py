@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from megaptm.families.uniter.costs import detector_of
+from megaptm.families.uniter.costs import detector_sizes
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import norm_parameters
 from megaptm.losses.token_costs import LossBytes
@@ -45,10 +45,10 @@ class RegionFeatureHeadCosts(_HiddenRegionHeadCosts):
 
     @property
     def other_parameters(self) -> int:
-        return super().other_parameters + detector_of(self.spec).features
+        return super().other_parameters + detector_sizes(self.spec).features
 
     def multiply_adds(self, positions: int) -> int:
-        return super().multiply_adds(positions) + positions * self.width * detector_of(self.spec).features
+        return super().multiply_adds(positions) + positions * self.width * detector_sizes(self.spec).features
 
 
 class _RegionClassHeadCosts(_HiddenRegionHeadCosts):
@@ -56,7 +56,7 @@ class _RegionClassHeadCosts(_HiddenRegionHeadCosts):
 
     @property
     def classes(self) -> int:  # type: ignore[override]  # a constant of other heads
-        return detector_of(self.spec).classes
+        return detector_sizes(self.spec).classes
 
     @property
     def linears(self) -> Mapping[str, LinearShape]:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
-from megaptm.families.uniter.costs import detector_of
+from megaptm.families.uniter.costs import detector_sizes
 from megaptm.families.uniter.transport import cosine_costs, transport_distance
 from megaptm.layers.norm import Norm
 from megaptm.layers.split import Linear
@@ -42,7 +42,7 @@ class RegionFeatureHead(_HiddenRegions):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
-        self.bias = nn.Parameter(torch.empty(detector_of(spec).features))
+        self.bias = nn.Parameter(torch.empty(detector_sizes(spec).features))
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BAF = batch[self.label_field]

@@ -5,21 +5,21 @@ from typing import Any
 
 from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import BERT, MASKED, encoder_rules
-from megaptm.families.uniter.costs import detector_of
+from megaptm.families.uniter.costs import detector_sizes
 from megaptm.hub.counterpart import ImportOption
 from megaptm.hub.imported_weights import ImportedModel
-from megaptm.hub.tensor_rules import TensorRule, pair
+from megaptm.hub.tensor_rules import TensorRule, weight_and_bias
 from megaptm.objectives import build_objective
 from megaptm.objectives.mixture_config import mixture_config
 from megaptm.objectives.mixtures import NamedMixture
 
 REGION_HEADS = (
-    *pair("head.mrfr.transform"),
-    *pair("head.mrfr.norm"),
+    *weight_and_bias("head.mrfr.transform"),
+    *weight_and_bias("head.mrfr.norm"),
     TensorRule("head.mrfr.bias", ()),
-    *pair("head.mrc-kl.transform"),
-    *pair("head.mrc-kl.norm"),
-    *pair("head.mrc-kl.classify"),
+    *weight_and_bias("head.mrc-kl.transform"),
+    *weight_and_bias("head.mrc-kl.norm"),
+    *weight_and_bias("head.mrc-kl.classify"),
 )
 """Rules of heads that predict masked regions. Neither BERT nor RoBERTa has them, so they are initialized, like
 everything that reads regions."""
@@ -32,7 +32,7 @@ def _complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, 
     # Regions follow the text. A text of a text-only task may span several documents.
     sequence = values["data"]["sequence"] + mixture.batch_spec(4096, False).num_appended
     values = values | {"data": values["data"] | {"sequence": sequence, "document_mask": False}}
-    features, classes = detector_of(model.spec)
+    features, classes = detector_sizes(model.spec)
     # The objective's name alone stands for the papers' detector.
     if (written := mixture_config(mixture, features=features, classes=classes)) != mixture_config(mixture):
         values["objective"] = written
@@ -69,12 +69,12 @@ UNITER = replace(
     rules=(
         *encoder_rules("bert"),
         *MASKED,
-        *pair("head.itm.pooler", "bert.pooler.dense"),
-        *pair("head.itm.classify"),
+        *weight_and_bias("head.itm.pooler", "bert.pooler.dense"),
+        *weight_and_bias("head.itm.classify"),
         *(
             rule
             for name in ("project", "project_norm", "box", "box_norm", "norm")
-            for rule in pair(f"embed.region.{name}")
+            for rule in weight_and_bias(f"embed.region.{name}")
         ),
         TensorRule("embed.region.mask.weight", ()),
         *REGION_HEADS,

@@ -13,7 +13,7 @@ from pydantic import Field
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.errors import UserError
 from megaptm.families.uniter import DETECTOR
-from megaptm.families.uniter.corpus.region_hdf5 import SUFFIXES, groups_in, regions_of
+from megaptm.families.uniter.corpus.region_hdf5 import SUFFIXES, list_region_images, read_image_regions
 from megaptm.families.uniter.corpus.region_shapes import DETECTOR as SHAPES_DETECTOR
 from megaptm.families.uniter.corpus.region_shapes import write_region_shapes
 from megaptm.families.uniter.region_files import SUFFIX, RegionError, read_regions
@@ -39,11 +39,11 @@ class PackedRegions:
 
     def list_names(self, path: Path) -> list[str]:
         with _errors_of_regions():
-            return groups_in(path)
+            return list_region_images(path)
 
     def read(self, path: Path, name: str) -> bytes:
         with _errors_of_regions():
-            return regions_of(path, name)
+            return read_image_regions(path, name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from megaptm.families.uniter.objectives import ImageTextMatching, RegionObjectiv
 from megaptm.families.vit.retrieval import BATCH_PAIRS, Retrieval, measure_recall, read_batches
 from megaptm.inference.loaded_model import LoadedModel, Result
 from megaptm.inference.trained_model import TrainedModel
-from megaptm.objectives.composed import Task, tasks_of
+from megaptm.objectives.composed import Task, objective_tasks
 from megaptm.run.corpora import corpus_cache
 
 MAX_MATCHED = 128
@@ -48,7 +48,7 @@ def task_retrieval(
 
 def find_task(loaded: TrainedModel, kind: type[RegionObjective]) -> Task | None:
     """Return the first task of a class that a model of images and texts was trained with, if any."""
-    tasks = tasks_of(loaded.config.built_objective)
+    tasks = objective_tasks(loaded.config.built_objective)
     return next((task for task in tasks if isinstance(task.objective, kind)), None)
 
 

@@ -37,7 +37,7 @@ from megaptm.objectives.objective import (
     pad_pieces,
     refuse_missing_tokens,
 )
-from megaptm.objectives.replacements import REPLACEMENT_STRATEGIES, check_shares, masked_tokens_in_order
+from megaptm.objectives.replacements import REPLACEMENT_STRATEGIES, check_replacement_shares, masked_tokens_in_order
 from megaptm.objectives.vocabulary import SpecialTokens
 
 RETRIEVED = ("images", "texts", "captions")
@@ -193,7 +193,7 @@ class RegionMaskedLM(RegionObjective):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_shares(self.mask_token_prob, self.random_token_prob)
+        check_replacement_shares(self.mask_token_prob, self.random_token_prob)
 
     def max_predictions(self, sequence: int) -> int:
         """Return A, the maximum number of target positions."""

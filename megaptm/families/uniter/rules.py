@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaptm.config.schema import Config
-from megaptm.families.uniter.costs import detector_of
+from megaptm.families.uniter.costs import detector_sizes
 from megaptm.objectives import BaseObjective
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import objective_tasks
 from megaptm.spec import ModelSpec
 
 
@@ -19,7 +19,7 @@ def region_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
     parts = _region_tasks(config.built_objective)
     for label, task in parts.items():
         where = f"objective ({label})"
-        features, classes = detector_of(spec)
+        features, classes = detector_sizes(spec)
         if not hasattr(task, "classes"):  # a text alone
             if task.features != features:
                 yield (
@@ -42,5 +42,5 @@ def region_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
 
 
 def _region_tasks(objective: BaseObjective) -> dict[str, Any]:
-    objectives = {task.label or objective.name: task.objective for task in tasks_of(objective)}
+    objectives = {task.label or objective.name: task.objective for task in objective_tasks(objective)}
     return {label: task for label, task in objectives.items() if hasattr(task, "regions")}

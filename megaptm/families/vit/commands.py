@@ -41,7 +41,7 @@ def images(words: tuple[str, ...]) -> None:
     min_side, max_pixels, max_aspect_ratio   limits for images; check=header: do not decode images
     seed, shard_bytes ...: see docs/images.md
     """
-    from megaptm.families.vit.corpus.build import images as build
+    from megaptm.families.vit.corpus.build import build_image_corpus as build
 
     build(words)
 

@@ -8,10 +8,10 @@ from megaptm.errors import UserError
 from megaptm.families.albert.huggingface import count_labels
 from megaptm.families.vit.image_processor import apply_processor, complete_config, write_processor
 from megaptm.families.vit.resolution import resize_position_table
-from megaptm.families.vit.spec import CHANNELS, grid_of, patch_side
+from megaptm.families.vit.spec import CHANNELS, patch_side, patches_per_side
 from megaptm.hub.counterpart import Counterpart
 from megaptm.hub.folder import CONFIG
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, weight_and_bias
 from megaptm.spec import ModelSpec
 
 LAYER = "vit.encoder.layer.{n}"
@@ -31,7 +31,7 @@ BATCH_OF_ONE = Conversion(lambda w, spec: [w[None].clone()], lambda ws, spec: ws
 
 
 def _image_values(spec: ModelSpec) -> dict[str, Any]:
-    return {"patch": patch_side(spec), "image": grid_of(spec) * patch_side(spec)}
+    return {"patch": patch_side(spec), "image": patches_per_side(spec) * patch_side(spec)}
 
 
 def _read_image(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
@@ -60,13 +60,13 @@ TENSOR_RULES = (
     TensorRule("embed.patch.image.weight", ("vit.embeddings.cls_token",), BATCH_OF_ONE),
     TensorRule("embed.patch.mask.weight", (), when=_predicts_patches),
     TensorRule("embed.position.weight", ("vit.embeddings.position_embeddings",), BATCH_OF_ONE),
-    *pair("encoder.{n}.attention_norm", f"{LAYER}.layernorm_before"),
-    *pair("encoder.{n}.attention.qkv", *ATTENTION, weight=QKV, bias=QKV),
-    *pair("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
-    *pair("encoder.{n}.ffn_norm", f"{LAYER}.layernorm_after"),
-    *pair("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
-    *pair("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
-    *pair("encoder.final", "vit.layernorm"),
+    *weight_and_bias("encoder.{n}.attention_norm", f"{LAYER}.layernorm_before"),
+    *weight_and_bias("encoder.{n}.attention.qkv", *ATTENTION, weight=QKV, bias=QKV),
+    *weight_and_bias("encoder.{n}.attention.output", f"{LAYER}.attention.output.dense"),
+    *weight_and_bias("encoder.{n}.ffn_norm", f"{LAYER}.layernorm_after"),
+    *weight_and_bias("encoder.{n}.ffn.up", f"{LAYER}.intermediate.dense"),
+    *weight_and_bias("encoder.{n}.ffn.down", f"{LAYER}.output.dense"),
+    *weight_and_bias("encoder.final", "vit.layernorm"),
     TensorRule("head.image-label.table.weight", ("classifier.weight",), VOCABULARY),
     TensorRule("head.image-label.vocabulary.bias", ("classifier.bias",), VOCABULARY),
 )

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 from megaptm.errors import UserError, quote_value
 from megaptm.families.vit.objectives import ImageLabels, ImageObjective
 from megaptm.families.vit.pixels import RESAMPLINGS
-from megaptm.families.vit.spec import CHANNELS, MAX_PIXEL_STATISTIC, Channels, grid_of, patch_side, patches_of
+from megaptm.families.vit.spec import CHANNELS, MAX_PIXEL_STATISTIC, Channels, patch_input, patch_side, patches_per_side
 from megaptm.hub.folder import REMEDY
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.objectives import BaseObjective
-from megaptm.objectives.composed import tasks_of
+from megaptm.objectives.composed import objective_tasks
 from megaptm.spec import ModelSpec
 from megaptm.storage import read_json_object, write_atomically
 
@@ -96,8 +96,8 @@ class ImageProcessor:
 
 def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> None:
     """Write the image preprocessing of this objective's held-out images as `preprocessor_config.json`."""
-    side = grid_of(spec) * patch_side(spec)
-    tasks = [task.objective for task in tasks_of(objective)]
+    side = patches_per_side(spec) * patch_side(spec)
+    tasks = [task.objective for task in objective_tasks(objective)]
     # The preprocessing of user-defined objectives is unknown.
     task = next((task for task in tasks if isinstance(task, ImageObjective)), ImageLabels()).for_validation()
     scaled_side = round(side / task.crop_fraction)
@@ -117,8 +117,8 @@ def write_processor(spec: ModelSpec, folder: Path, objective: BaseObjective) -> 
         "do_rescale": True,
         "rescale_factor": 1 / MAX_PIXEL_VALUE,
         "do_normalize": True,
-        "image_mean": [*patches_of(spec.family).mean],
-        "image_std": [*patches_of(spec.family).std],
+        "image_mean": [*patch_input(spec.family).mean],
+        "image_std": [*patch_input(spec.family).std],
     }
     write_atomically(folder / PROCESSOR, json.dumps(content, indent=1).encode() + b"\n")
 
@@ -164,7 +164,7 @@ class ProcessorFields:
             self.refuse("do_center_crop", "true if size is the shorter side")
         if crop_side > scaled_side:
             self.refuse("crop_size", f"at most the {scaled_side} of size")
-        if crop_side != (side := grid_of(self.spec) * patch_side(self.spec)):
+        if crop_side != (side := patches_per_side(self.spec) * patch_side(self.spec)):
             self.refuse("crop_size" if self.parse_flag("do_center_crop") else "size", f"the {side} pixels of the model")
         return ImageProcessor(*self.parse_pixels(), RESAMPLINGS[resample], crop, crop_side / scaled_side)
 
@@ -236,14 +236,14 @@ def apply_processor(model: ImportedModel, folder: Path | None) -> ImportedModel:
     if folder is None or (processor := read_processor(model.spec, folder, remedy=REMEDY)) is None:
         return model
     family = model.spec.family
-    family = family.with_input(replace(patches_of(family), mean=processor.mean, std=processor.std))
+    family = family.with_input(replace(patch_input(family), mean=processor.mean, std=processor.std))
     return replace(model, spec=replace(model.spec, family=family), objective_options=processor.options)
 
 
 def complete_config(model: ImportedModel, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a run's config with the options of the image objective for these images."""
     spec = model.spec
-    options: dict[str, Any] = {"size": grid_of(spec) * patch_side(spec), **model.objective_options}
+    options: dict[str, Any] = {"size": patches_per_side(spec) * patch_side(spec), **model.objective_options}
     options |= {"text_length": spec.max_text_length} if spec.family.has_tokens else {}
     data = values["data"] | {"sequence": spec.context}
     return values | {"data": data, "objective": {spec.family.objectives[0]: options}}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.families.vit.spec import grid_of
+from megaptm.families.vit.spec import patches_per_side
 from megaptm.hub.imported_weights import ImportedModel
 
 POSITIONS = "embed.position.weight"
@@ -20,14 +20,16 @@ def resize_position_table(model: ImportedModel, context: int) -> ImportedModel:
     patches. Position embeddings of patches are interpolated bicubically in two dimensions (ViT, arXiv:2010.11929,
     section 3.2); other weights do not change."""
     spec = replace(model.spec, context=context)
-    if context < 2 or grid_of(spec) ** 2 + 1 != context:
+    if context < 2 or patches_per_side(spec) ** 2 + 1 != context:
         raise UserError(
             f"model.context ({context}) must be a square number of patches plus 1 for the class token: "
-            f"{max(grid_of(spec), 1) ** 2 + 1} or {(grid_of(spec) + 1) ** 2 + 1}."
+            f"{max(patches_per_side(spec), 1) ** 2 + 1} or {(patches_per_side(spec) + 1) ** 2 + 1}."
         )
     weights = dict(model.weights)
     if context != model.spec.context:
-        weights[POSITIONS] = interpolate_positions(weights[POSITIONS], before=grid_of(model.spec), after=grid_of(spec))
+        weights[POSITIONS] = interpolate_positions(
+            weights[POSITIONS], before=patches_per_side(model.spec), after=patches_per_side(spec)
+        )
     return replace(model, spec=spec, weights=weights)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from megaptm.config.schema import Config
 from megaptm.families.vit.objectives import ImageObjective
-from megaptm.families.vit.spec import CHANNELS, grid_of, patch_side
-from megaptm.objectives.composed import tasks_of
+from megaptm.families.vit.spec import CHANNELS, patch_side, patches_per_side
+from megaptm.objectives.composed import objective_tasks
 from megaptm.spec import ModelSpec
 
 
@@ -20,9 +20,9 @@ def image_errors(config: Config, spec: ModelSpec) -> Iterator[str]:
         yield f"data.sequence ({sequence}) must be model.context ({spec.context}): an image and its patches."
         return
     pixels = config.batch_spec.fields["patches"].shape[-1]
-    shown = [task.objective for task in tasks_of(config.built_objective)]
+    shown = [task.objective for task in objective_tasks(config.built_objective)]
     sides = [task.size for task in shown if isinstance(task, ImageObjective)]
-    side = grid_of(spec) * patch
+    side = patches_per_side(spec) * patch
     if pixels != CHANNELS * patch**2 or any(other != side for other in sides):
         yield (
             f"objective ({config.built_objective.name}) makes other patches than model.patch ({patch}): its option "

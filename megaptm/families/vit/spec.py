@@ -53,7 +53,7 @@ class PatchInput(InputSpec):
     def errors(self, spec: ModelSpec) -> Iterator[str]:
         if "patch" not in spec.size.inputs:
             yield f"model.size custom of {spec.name} needs model.patch, the side length of a patch in pixels."
-        grid = grid_of(spec)
+        grid = patches_per_side(spec)
         if spec.context < 2 or grid**2 + 1 != spec.context:
             yield (
                 f"model.context ({spec.context}) must be one more than a square, for the patches of an image and the "
@@ -66,7 +66,7 @@ class PatchInput(InputSpec):
         return image_errors(config, spec)
 
 
-def patches_of(family: Family) -> PatchInput:
+def patch_input(family: Family) -> PatchInput:
     """Return the record of the patches of a family that reads images."""
     record = family.find_input(PatchInput)
     assert record is not None, f"{family.name} reads no images"
@@ -80,6 +80,6 @@ def patch_side(spec: ModelSpec) -> int:
     return int(side)
 
 
-def grid_of(spec: ModelSpec) -> int:
+def patches_per_side(spec: ModelSpec) -> int:
     """Return the number of patches along a side of an image. One position of the context is the class token."""
     return isqrt(spec.context - 1)

@@ -123,9 +123,9 @@ class WordFamily(LayerlessFamily):
         return read_vectors(checkpoint)
 
     def evaluate(self, run: Path, **options: Any) -> None:
-        from megaptm.families.word_vectors.evaluate import evaluate
+        from megaptm.families.word_vectors.evaluate import evaluate_word_vectors
 
-        evaluate(run, **options)
+        evaluate_word_vectors(run, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ def export_command(run: Path, file: Path, step: int | None, format_: str) -> Non
       megaptm export words runs/glove-tiny exported/glove.txt --format glove
       megaptm export words runs/fasttext-tiny exported/model.bin --format fasttext-bin
     """
-    from megaptm.families.word_vectors.export import export as write
+    from megaptm.families.word_vectors.export import export_word_vectors as write
     from megaptm.run.checkpoint import open_checkpoint
     from megaptm.storage import writable_path
 

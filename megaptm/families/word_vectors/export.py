@@ -59,7 +59,7 @@ FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
 }
 
 
-def export(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
+def export_word_vectors(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
     """Write trained word vectors to a file, atomically."""
     content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](read_vectors(checkpoint))
     if path.is_dir():

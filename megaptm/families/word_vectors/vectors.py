@@ -105,7 +105,7 @@ def _unit_vector(vector: np.ndarray) -> np.ndarray:
     return vector / max(float(np.linalg.norm(vector)), 1e-12)
 
 
-def read_questions(path: Path) -> list[tuple[str, str, str, str]]:
+def read_analogies(path: Path) -> list[tuple[str, str, str, str]]:
     """Read analogies for the evaluation of word vectors, four words per line; lines that start with `:` are headings,
     as in questions-words.txt."""
     questions = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from megaptm.hub.counterpart import Counterpart
-from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, pair
+from megaptm.hub.tensor_rules import QKV, VOCABULARY, Conversion, TensorRule, weight_and_bias
 from megaptm.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ XLNET = Counterpart(
         TensorRule("encoder.{n}.attention.place_bias.weight", (f"{ATTENTION}.r_r_bias",), BIAS),
         TensorRule("encoder.{n}.attention.segment_bias.weight", (f"{ATTENTION}.r_s_bias",), BIAS),
         TensorRule("encoder.{n}.attention.segment_table.weight", (f"{ATTENTION}.seg_embed",), SEGMENTS),
-        *pair("encoder.{n}.attention_norm", f"{ATTENTION}.layer_norm"),
-        *pair("encoder.{n}.ffn.up", f"{LAYER}.ff.layer_1"),
-        *pair("encoder.{n}.ffn.down", f"{LAYER}.ff.layer_2"),
-        *pair("encoder.{n}.ffn_norm", f"{LAYER}.ff.layer_norm"),
+        *weight_and_bias("encoder.{n}.attention_norm", f"{ATTENTION}.layer_norm"),
+        *weight_and_bias("encoder.{n}.ffn.up", f"{LAYER}.ff.layer_1"),
+        *weight_and_bias("encoder.{n}.ffn.down", f"{LAYER}.ff.layer_2"),
+        *weight_and_bias("encoder.{n}.ffn_norm", f"{LAYER}.ff.layer_norm"),
         TensorRule("head.permutation-lm.vocabulary.bias", ("lm_loss.bias",), VOCABULARY),
     ),
     tied={"lm_loss.weight": "transformer.word_embedding.weight"},

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.families.unimo.corpus.meanings import meanings, read_meanings
+from megaptm.families.unimo.corpus.meanings import build_meanings, read_meanings
 from megaptm.families.unimo.meanings import load_meanings
 from megaptm.families.unimo.rewriting import join_words
 from megaptm.tokenizers import train_tokenizer_on_texts
@@ -22,7 +22,7 @@ def test_caption_is_rewritten_by_phrase(kind: str, specials: str, tmp_path: Path
     tokenizer = train_tokenizer_on_texts(kind, [TEXT], vocabulary=300 if kind == "byte-bpe" else 60, specials=specials)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "table.tsv").write_text(TABLE, encoding="utf-8")
-    meanings(str(tmp_path / "table.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "meanings.json"))
+    build_meanings(str(tmp_path / "table.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "meanings.json"))
     known, rng = load_meanings(str(tmp_path / "meanings.json")), np.random.default_rng(0)
 
     def rewritten(text: str, how: str) -> set[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.families.macbert.corpus import read_table, read_vectors, similar_words, write_similar_words
+from megaptm.families.macbert.corpus import build_similar_words, read_table, read_vectors, write_similar_words
 from megaptm.families.macbert.similar import SimilarWords, load_similar_words
 from megaptm.tokenizers import train_tokenizer_on_texts
 
@@ -24,7 +24,7 @@ def table(path) -> SimilarWords:
 def test_similar_words_from_table(tokenizer, tmp_path):
     (tmp_path / "words.tsv").write_text("# animals\ncat\tdog sat\ndog\tcat zebra\n\n", encoding="utf-8")
     tokenizer.save(tmp_path / "tokenizer")
-    similar_words(str(tmp_path / "words.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "similar.npz"))
+    build_similar_words(str(tmp_path / "words.tsv"), str(tmp_path / "tokenizer"), str(tmp_path / "similar.npz"))
     cat, dog, sat = (tuple(tokenizer.encode(word).tolist()) for word in ("cat", "dog", "sat"))
     result = table(tmp_path / "similar.npz")
     assert [tuple(word_ids) for word_ids in result(cat)] == [dog, sat]

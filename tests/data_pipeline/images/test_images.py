@@ -19,7 +19,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.families.vit.corpus.build import images
+from megaptm.families.vit.corpus.build import build_image_corpus
 from megaptm.families.vit.corpus.check import ImageLimits, InvalidImage, ValidImage, check_image
 from megaptm.families.vit.corpus.folders import ImageFile
 from megaptm.families.vit.corpus.recipe import ImageRecipe
@@ -382,7 +382,7 @@ def test_small_share_holds_out_one_image():
 def test_out_of_range_image_settings_are_rejected(setting, tmp_path):
     message = rf"images: {setting.partition('=')[0]} must be .*, not "
     with pytest.raises(UserError, match=message):
-        images([str(tmp_path), f"out={tmp_path / 'corpus'}", "texts=true", "regions=true", setting])
+        build_image_corpus([str(tmp_path), f"out={tmp_path / 'corpus'}", "texts=true", "regions=true", setting])
     assert not (tmp_path / "corpus").exists()
 
 

@@ -25,7 +25,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.families.vit.corpus.build import images
+from megaptm.families.vit.corpus.build import build_image_corpus
 from megaptm.families.vit.corpus.duplicates import appearance_sketch, find_repeated
 from megaptm.families.vit.corpus.recipe import ImageRecipe, read_image_settings
 from megaptm.families.vit.corpus.text_steps import TextSteps
@@ -176,7 +176,7 @@ def test_steps_drop_images_with_their_texts(packed, tmp_path):
     steps = "[normalize-unicode: {form: NFKC}, drop-short: {characters: 1, words: 2}, drop-long: {characters: 60}, "
     steps += "drop-few-letters: {share: 0.6}, keep-language: {languages: [en], min_probability: 0}]"
     arguments = [str(source), f"out={tmp_path / 'corpus'}", "texts=true", "tokenizer.vocabulary=270", "validation=0"]
-    report = images([*arguments, f"steps={steps}"], console=Console(file=io.StringIO()))
+    report = build_image_corpus([*arguments, f"steps={steps}"], console=Console(file=io.StringIO()))
     assert report.dropped == dict.fromkeys(LEFT_OUT, 1)
     corpus = Corpus.open(tmp_path / "corpus")
     assert sorted(texts_in(corpus)) == ["A BLACK fish in the water", "a black cat on a chair"]

@@ -70,7 +70,7 @@ def _continues_word(name: str, *, marks: bool) -> bool:
     return name.startswith("##") if marks else name[:1].isalnum() and not name.startswith(("Ġ", "▁"))
 
 
-def meanings(source: str, tokenizer: str, out: str, *, console: Console | None = None) -> None:
+def build_meanings(source: str, tokenizer: str, out: str, *, console: Console | None = None) -> None:
     """Write the table of phrases that `cross-modal-contrast` rewrites captions by."""
     file = output_file(out)
     made, phrases = write_meanings(read_meanings(Path(source)), load_tokenizer(Path(tokenizer)), file)

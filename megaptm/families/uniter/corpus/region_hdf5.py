@@ -28,13 +28,13 @@ FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """Exceptions that h5py raises for damaged HDF5 files."""
 
 
-def groups_in(path: Path) -> list[str]:
+def list_region_images(path: Path) -> list[str]:
     """Return the sorted names of images in an HDF5 file of regions; raise `RegionError` if the file is damaged."""
     with _errors_as_refused(), _import_h5py().File(path, "r") as file:
         return sorted(file)
 
 
-def regions_of(path: Path, name: str) -> bytes:
+def read_image_regions(path: Path, name: str) -> bytes:
     """Return the regions of an image in an HDF5 file as `.npz`; raise `RegionError` if they are invalid."""
     library = _import_h5py()
     with _errors_as_refused(), library.File(path, "r") as file:

@@ -366,7 +366,7 @@ def _indexes_by(documents: list[ComparedDocument], key: Callable[[ComparedDocume
     return retrieved
 
 
-def retrieved(
+def retrieve_documents(
     corpus: str,
     out: str,
     options: RetrievalOptions,

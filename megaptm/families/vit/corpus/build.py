@@ -53,7 +53,7 @@ MAX_LABELS = 1 << 16
 """Maximum number of image labels without names, unless the existing shards have more images."""
 
 
-def images(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:
+def build_image_corpus(arguments: Sequence[str], *, console: Console | None = None) -> ImageReport:
     """Build a corpus of images and print its report.
 
     `arguments` are a source and `key=value` settings of `ImageRecipe` and `BuildOptions`. The source is a folder with a
