@@ -18,7 +18,7 @@ The two libraries train in alternating rounds; a ratio compares the median times
   models that `common/replaced.py` trains together.
 
 The peer runs in a process of its own, because megaptm's engine changes the allocator of its process
-(`megaptm.cpu_tuning.keep_freed_memory`), which would make the peer faster, too. `--peer-keeps-memory` changes the
+(`megaptm.train.cpu_tuning.keep_freed_memory`), which would make the peer faster, too. `--peer-keeps-memory` changes the
 peer's allocator as well.
 """
 

@@ -32,7 +32,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm import cpu_tuning
 from megaptm.families import CATALOGUE
 from megaptm.families.bigbird.pattern import SparseBlocks
 from megaptm.families.reformer.attention import HashedAttend
@@ -47,6 +46,7 @@ from megaptm.layers.sparse import attend_by_tiles
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, ResidualSpec, Size, change
+from megaptm.train import cpu_tuning
 
 KEY, SEGMENT = 64, 512
 SCORED_HEADS = 1

@@ -1,4 +1,4 @@
-"""Matrix products and attention of a layer on this CPU, with and without the tuning of a run (`megaptm.cpu_tuning`).
+"""Matrix products and attention of a layer on this CPU, with and without `megaptm.train.cpu_tuning`.
 
     python benchmarks/products.py [--rounds 9] [--threads 1]
 
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from common.options import Options
 from common.rounds import median_seconds
 
-from megaptm import cpu_tuning
+from megaptm.train import cpu_tuning
 
 HEADS, HEAD = 12, 64
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}

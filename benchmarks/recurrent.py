@@ -18,13 +18,13 @@ from common.options import Options
 from common.rounds import median_seconds
 from torch import Tensor, nn
 
-from megaptm import cpu_tuning
 from megaptm.families import CATALOGUE
 from megaptm.families.elmo import LAYER
 from megaptm.families.elmo.stack import ProjectedLSTMStack
 from megaptm.layers.mask import Mask
 from megaptm.layers.stack import Stack, StackInputs
 from megaptm.spec import Size
+from megaptm.train import cpu_tuning
 
 WIDTH = 128
 ENCODER = Size(layers=1, width=WIDTH, heads=4, ffn=4 * WIDTH)

@@ -76,9 +76,9 @@ def run_rank(
     rank: int, ranks: int, folder: str, sequence: int, words: int, pipe: multiprocessing.connection.Connection
 ) -> None:
     """Train on the text once for each message `True`, and reply with the times. Any other message ends the process."""
-    from megaptm import cpu_tuning
     from megaptm.families.word_vectors.engine import WordEngine
     from megaptm.parallel.groups import join_process_group
+    from megaptm.train import cpu_tuning
 
     torch.set_num_threads(1)
     cpu_tuning.install()

@@ -12,8 +12,8 @@ def join_alone() -> None:
 
     The rendezvous is a file, because concurrent benchmarks could use the same port.
     """
-    from megaptm import cpu_tuning
     from megaptm.parallel.groups import join_process_group, leave_process_group, rank_device
+    from megaptm.train import cpu_tuning
 
     rendezvous = os.path.join(tempfile.mkdtemp(), "rendezvous")
     join_process_group(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")

@@ -58,7 +58,7 @@ class PeerStep:
 def _serve(pipe: Any, threads: int, keeps_memory: bool) -> None:
     torch.set_num_threads(threads)
     if keeps_memory:
-        from megaptm.cpu_tuning import keep_freed_memory
+        from megaptm.train.cpu_tuning import keep_freed_memory
 
         keep_freed_memory()
     steps: list[Callable[[], object]] = []

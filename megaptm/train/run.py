@@ -67,9 +67,9 @@ def _run_rank(
     callbacks = Callbacks(run, config, load_callbacks(config.callbacks) if lock else {})
     log("loading PyTorch and megatron-core")
     # Imported late: torch and megatron-core take seconds, and errors above should not wait for them.
-    from megaptm import cpu_tuning
     from megaptm.parallel.deterministic import use_deterministic_kernels
     from megaptm.parallel.groups import join_process_group, leave_process_group, rank_device
+    from megaptm.train import cpu_tuning
     from megaptm.train.gpu_watch import watch_gpu
     from megaptm.train.loop import run_training_loop
     from megaptm.train.peer_watch import watch_each_other

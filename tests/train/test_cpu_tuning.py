@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm import cpu_tuning
+from megaptm.train import cpu_tuning
 from tests import ROOT
 from tests.drills.program import losses
 
@@ -197,7 +197,7 @@ def test_float32_attention_is_left_to_torch(tune: Tune, mask: str) -> None:
 
 FAULTS = """
 import ctypes, resource
-from megaptm import cpu_tuning
+from megaptm.train import cpu_tuning
 
 class Older:
     def __init__(self, found):
@@ -245,10 +245,10 @@ def test_training_without_the_module(real_corpus: Callable[[str], Path], tmp_pat
     for name in ("megaptm", "configs", "slurm"):
         shutil.copytree(ROOT / name, tmp_path / "copy" / name, symlinks=True)
     copy = tmp_path / "copy/megaptm"
-    (copy / "cpu_tuning.py").unlink()
+    (copy / "train/cpu_tuning.py").unlink()
     run = copy / "train/run.py"
-    text = run.read_text().replace("    from megaptm import cpu_tuning\n", "").replace("cpu_tuning.install()", "pass")
-    run.write_text(text)
+    text = run.read_text().replace("    from megaptm.train import cpu_tuning\n", "")
+    run.write_text(text.replace("cpu_tuning.install()", "pass"))
     assert not [path for path in copy.rglob("*.py") if "cpu_tuning" in path.read_text()]
     corpus = real_corpus("byte-bpe")
     without = trained_losses(tmp_path / "copy", tmp_path / "without", corpus)
