@@ -19,7 +19,7 @@ from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import Config, UncheckedConfig, config_to_yaml, load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
-from megaptm.hub.config_fields import SHARING_VALUES, config_values
+from megaptm.hub.config_fields import HEAD_VALUES, SHARING_VALUES, config_values
 from megaptm.hub.counterpart import LEGACY_END_ID, MAX_VALUE, Counterpart
 from megaptm.hub.counterparts import COUNTERPARTS, import_options
 from megaptm.hub.download import find_or_download
@@ -304,11 +304,15 @@ def default_config(model: ImportedModel, run: Path) -> Config:
 
 def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     spec = imported.spec
+    shape = _size_values(spec.size)
     stacks = {
-        stack: _size_values(size) | ({} if size.context is None else {"context": size.context})
+        # A stack without a value of its own has that of the first.
+        stack: {name: getattr(size, key) for name, key in HEAD_VALUES.items() if name in shape}
+        | _size_values(size)
+        | ({} if size.context is None else {"context": size.context})
         for stack, size in spec.size.stacks.items()
     }
-    model: dict[str, Any] = {"family": spec.name, "size": _size_name(spec), **_size_values(spec.size), "stacks": stacks}
+    model: dict[str, Any] = {"family": spec.name, "size": _size_name(spec), **shape, "stacks": stacks}
     model |= {name: getattr(spec, name) for name in ("vocabulary", "context", "dropout")}
     own_inputs = {record.name: record for record in TABLES[spec.name].inputs}
     model |= {
@@ -321,12 +325,13 @@ def _default_values(imported: ImportedModel, run: Path) -> dict[str, Any]:
     default_block, block = TABLES[spec.name].first_block, spec.family.first_block
     sharing = {name: getattr(block.sharing, name) for name in SHARING_VALUES}
     model |= {name: value for name, value in sharing.items() if value != getattr(default_block.sharing, name)}
-    tables = TABLES[spec.name].stacks
+    options = [attention_options(own) for own in spec.family.stacks.values()]
     changed = {
         name: value
-        for stack, own in spec.family.stacks.items()
-        for name, value in attention_options(own).items()
-        if value != attention_options(tables[stack]).get(name)
+        for own, table in zip(options, TABLES[spec.name].stacks.values(), strict=True)
+        for name, value in own.items()
+        # A config has one value for all stacks: `_check_expressed` refuses others.
+        if value != attention_options(table).get(name) and all(each.get(name, value) == value for each in options)
     }
     model |= {"attention": changed} if changed else {}
     default_objective, objective = TABLES[spec.name].objectives[0], _choose_objective(imported)

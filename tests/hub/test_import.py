@@ -18,8 +18,9 @@ import megaptm
 from megaptm.checkpoint.store import Store
 from megaptm.commands.export import export_group
 from megaptm.commands.imports import import_group
-from megaptm.config import load
+from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
+from megaptm.families import CATALOGUE
 from megaptm.families.longformer.spec import WindowSpec
 from megaptm.hub.huggingface import ExportedModel, from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
@@ -29,6 +30,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.compatibility import compatibility_record, refuse_other_model
+from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train_tokenizer_on_texts
 from tests.commands import run_command
 from tests.hub.exported import ExportedTiny, export_tiny
@@ -281,11 +283,21 @@ def test_window_of_one_stack_is_refused(tmp_path: Path) -> None:
     config = json.loads((exported.folder / "config.json").read_text())
     sections = {stack: {**config[stack], "sliding_window": 6} for stack in ("encoder", "decoder")}
     (exported.folder / "config.json").write_text(json.dumps(config | sections))
-    with pytest.raises(
-        UserError, match=r"encoder.sliding_window is 6 \(a run of t5gemma has 3\), for which a run has no"
-    ):
+    with pytest.raises(UserError, match=r"encoder.sliding_window is 6 \(a run of t5gemma has 4096\); decoder"):
         import_run(str(exported.folder), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_decoder_without_grouped_keys(tmp_path: Path) -> None:
+    """Only the encoder shares keys among heads; the decoder's heads have the default width."""
+    family = CATALOGUE["t5gemma"]
+    size = Size(layers=2, width=32, heads=4, ffn=64, head_width=16, kv_heads=2)
+    size = change(size, stacks={"decoder": Size(layers=2, width=32, heads=4, ffn=64)})
+    init_weights(model := Model(ModelSpec(family=family, size=size, vocabulary=500, context=24, dropout=0.0)), seed=0)
+    to_hugging_face(model.spec, dict(model.named_parameters()), None, tmp_path / "theirs")
+    config = import_run(str(tmp_path / "theirs"), tmp_path / "run").config
+    decoder = resolve_model(config).size_of("decoder")
+    assert (decoder.key_width, decoder.key_heads) == (8, 4)
 
 
 @pytest.mark.parametrize("family", ["longformer", "led"])
