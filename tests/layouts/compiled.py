@@ -18,7 +18,6 @@ def steps_of(
     layout: Layout,
     backend: str | Callable[..., Any] | None,
     dropout: float = 0.0,
-    precision: str = "fp32",
     steps: int = 3,
 ) -> dict[str, Any]:
     """Return losses and gradient norms of training steps, gradients of the last one, losses of an evaluation, numbers
@@ -39,7 +38,6 @@ def steps_of(
             ADAM,
             losses=losses_of(family),
             seed=7,
-            precision=precision,
             global_tokens="global_tokens" in batch(family, 0),
             compiles=backend is not None,
             log=log.append,

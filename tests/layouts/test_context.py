@@ -42,7 +42,11 @@ FAMILIES = {
 }
 """Families with target positions and a pooled head, shared layers, task ids, rotary positions and few key heads, an
 attention order, sinusoids, score biases and cross-attention, tied tables, parallel sub-layers, windows."""
-DRILLS = ("CP2xTP2+SPxPP2", "CP2xPP2", "CP2xDP2", "CP2xTP2", "CP2 distributed optimizer")
+DRILLS = {
+    *(("gpt2", name) for name in ("CP2xTP2+SPxPP2", "CP2xPP2", "CP2xDP2", "CP2xTP2", "CP2 distributed optimizer")),
+    *(("gpt2", "CP2 full sharding"), ("bert", "CP2"), ("grouped-queries", "CP2"), ("t5", "CP2")),
+}
+"""Cases that others outside the drills contain."""
 CASES = [
     *(("gpt2", name) for name in LAYOUTS),
     *((family, name) for family, names in FAMILIES.items() for name in names),
@@ -64,10 +68,7 @@ def assert_equal(results: list[dict[str, Any]], family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [
-        pytest.param(*case, marks=[pytest.mark.drill] if case[0] == "gpt2" and case[1] in DRILLS else [])
-        for case in CASES
-    ],
+    [pytest.param(*case, marks=[pytest.mark.drill] if case in DRILLS else []) for case in CASES],
 )
 def test_context_ranks_change_no_result(family: str, name: str) -> None:
     layout = LAYOUTS[name]

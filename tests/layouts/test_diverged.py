@@ -88,7 +88,11 @@ def poisoned(gradient, poison):
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, "fp32") for name in LAYOUTS), ("DP2 distributed optimizer", "bf16"), ("TP2", "bf16")],
+    [
+        *((name, "fp32") for name in LAYOUTS),
+        ("DP2 distributed optimizer", "bf16"),
+        pytest.param("TP2", "bf16", marks=pytest.mark.drill),
+    ],
 )
 def test_nonfinite_gradient_on_one_rank_is_rejected_on_all(name, precision):
     layout = LAYOUTS[name]

@@ -1,6 +1,7 @@
 """Steps whose loss or gradient norm is far above those before are are_spikes, and skipped on all ranks."""
 
 import math
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -57,13 +58,16 @@ def train_without_step(layout):
     return weights(engine)
 
 
+@cache
+def weights_without_step(layout):
+    return run_ranks(layout.processes, train_without_step, layout)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_spike_is_skipped_on_all_ranks(name):
     layout = LAYOUTS[name]
-    expected = run_ranks(layout.processes, train_without_step, layout)
-    for (results, tensors), expected_tensors in zip(
-        run_ranks(layout.processes, train_with_spike, layout, "skip-step"), expected, strict=True
-    ):
+    actual = run_ranks(layout.processes, train_with_spike, layout, "skip-step")
+    for (results, tensors), expected_tensors in zip(actual, weights_without_step(layout), strict=True):
         assert [result.is_skipped for result in results] == [step == SPIKED for step in range(STEPS)]
         assert "standard deviations above the mean" in results[SPIKED].spike
         assert all(torch.equal(tensors[name], expected_tensors[name]) for name in expected_tensors)
@@ -72,10 +76,8 @@ def test_spike_is_skipped_on_all_ranks(name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_step_with_nan_is_skipped_on_all_ranks(name):
     layout = LAYOUTS[name]
-    expected = run_ranks(layout.processes, train_without_step, layout)
-    for (results, tensors), expected_tensors in zip(
-        run_ranks(layout.processes, train_with_spike, layout, "skip-step", math.nan), expected, strict=True
-    ):
+    actual = run_ranks(layout.processes, train_with_spike, layout, "skip-step", math.nan)
+    for (results, tensors), expected_tensors in zip(actual, weights_without_step(layout), strict=True):
         assert [result.is_skipped for result in results] == [step == SPIKED for step in range(STEPS)]
         assert results[SPIKED].spike == "loss nan, gradient norm nan"
         assert all(torch.equal(tensors[name], expected_tensors[name]) for name in expected_tensors)

@@ -41,7 +41,7 @@ size except `xl-literal` and `13b-literal`, which are the sizes of GPT-3's table
 |---|---|
 | parameters by size | as papers count them; roberta, spanbert, longformer and bigbird without BERT's pooler, which pre-training does not have |
 | objectives | objectives of the family, the default first |
-| layouts | number of layouts on which `tests/layouts/test_layouts.py` requires losses and gradient norms of one process within 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallelism, distributed optimizer, combinations. Of 9 layouts, 2 run with each test and 7 in the drills. [Recurrent families](recurrent.md) have data ranks only |
+| layouts | number of layouts on which `tests/layouts/test_layouts.py` requires losses and gradient norms of one process within 1e-5: tensor, sequence, pipeline, interleaved pipeline, data parallelism, distributed optimizer, combinations. Of 12 layouts, 2 run with each test and 10 in the drills. [Recurrent families](recurrent.md) have data ranks only |
 | Hugging Face | class that computes the same, for import and export |
 | largest difference | of logits and gradients of a tiny model with equal weights (`tests/parity`), at most 1e-5. DeBERTa is compared without its mask decoder. Without one Hugging Face class, the reference is named (`tests/families`, `tests/parity/test_gpt_neo.py`) |
 | tiny config | CPU seconds of all processes for `tiny.yaml`, killed half-way and resumed on two processes (half as much again as without), with date and commit: `RECORD_SECONDS=1 make drills`, `tests/drills/seconds.yaml` |
