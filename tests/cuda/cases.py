@@ -89,7 +89,7 @@ CASES = {
     **{f"bert by {name}": Case("bert", DATA, optimizer=optimizer) for name, optimizer in RULES.items()},
 }
 OFTEN = {
-    *("gpt2", "bert", "t5", "deberta-v3", "xlnet", "bigbird", "reformer", "uniter", "elmo"),
+    *("gpt2", "bert", "deberta-v3", "xlnet", "reformer", "elmo"),
     *("bert, by a teacher", "bert by adafactor", "bert by muon", "bert by off-loaded adamw", "gpt2, full sharding"),
     *("bart", *(f"{family}, whole sequences" for family in ("gpt2", "bert", "bart"))),
     *("gpt2, context ranks", "gpt2, context ranks, whole sequences"),
