@@ -162,7 +162,7 @@ def comparison_page(histories: Mapping[str, History]) -> Iterator[str]:
     yield "<h2>Differences of the configs</h2>"
     differences = config_differences([history.config for history in histories.values()])
     if differences:
-        rows = ([key, *values] for key, values in differences.items())
+        rows = [[key, *values] for key, values in differences.items()]
         yield table(["key", *histories], rows, is_text=True, breaks_words=True)
     else:
         yield "<p>None.</p>"
