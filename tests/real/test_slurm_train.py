@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from megaptm.resilience.events import read_events
 from megaptm.storage import RetryPolicy
@@ -36,6 +35,8 @@ class RequeuedRun:
 def requeued_run(slurm, corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     run, log, mlflow = folder / "run", folder / "job.log", folder / "mlflow.db"
+    from mlflow import MlflowClient  # not by each worker that collects this file: it takes 1.4 s
+
     MlflowClient(f"sqlite:///{mlflow}").search_experiments()  # creates its tables, which takes longer than the run
     tracked = ("track.enabled=true", f"track.uri=sqlite:///{mlflow}")
     words = small("gpt2", run, corpus, f"train.steps={STEPS}", SLOW_OBJECTIVE, *SPREAD, *tracked)
