@@ -178,7 +178,7 @@ def open_webdataset(corpus: PathLike, *, split: str = "train", **options: Any) -
     document.
 
     An item is a mapping: `tokens.npy` is the array of token ids, an annotation such as `words.npy` an array of
-    positions, and `json` the metadata. `options` are those of `webdataset.WebDataset`.
+    positions, and `json` the metadata. `options` are passed to `webdataset.WebDataset`.
     """
     from megaptm.data.shards import Corpus
     from megaptm.storage import is_remote

@@ -46,7 +46,7 @@ class KeepLanguage:
     """Keep documents in some languages, and add the note `language`."""
 
     languages: tuple[str, ...] | None = None
-    """Languages to keep, as the model names them. Default: those of `thresholds`, or `en`."""
+    """Languages to keep, as the model names them. Default: the languages in `thresholds`, or `en`."""
     min_probability: float = 0.65
     """Minimum probability of the identified language. The default is that of FineWeb (arXiv:2406.17557, section 3.3),
     which uses another model."""

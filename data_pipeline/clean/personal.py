@@ -96,8 +96,8 @@ def _near_digits(text: str) -> list[tuple[int, int]]:
 def _find_matches(
     document: Document, patterns: Iterable[PersonalPattern], windows: list[tuple[int, int]]
 ) -> Iterator[tuple[int, int, str]]:
-    """Yield start, end and kind of the numbers in a document: those of its language, or of all languages if it is not
-    known. Overlapping matches count once."""
+    """Yield start, end and kind of the numbers in a document: the kinds of its language, or of all languages if it is
+    not known. Overlapping matches count once."""
     language, text = document.notes.get("language"), document.text
     matches = [
         (*match.span("number" if "number" in pattern.expression.groupindex else 0), pattern.kind)

@@ -75,7 +75,7 @@ def check_shard_lists(source: Source, listing: Listing) -> list[tuple[str, str]]
 
 
 def _lists(listing: Listing) -> Iterator[FoundFile]:
-    """Yield the files that may be lists of shards: those of a folder, and those beside the shards that a glob
+    """Yield the files that may be lists of shards: files of a folder, and files beside the shards that a glob
     matches."""
     if listing.kind == "folder":
         yield from (file for file in listing.files if posixpath.basename(file.name) in SUFFIXES)

@@ -44,8 +44,8 @@ def launch_slurm_command(
 ) -> None:
     """Submit a run to Slurm. The job script is that of slurm/gpt_175b.sh with the resources of this run.
 
-    First, the checks of `megaptm check` that decide whether the run can start are made, with --machine also of memory
-    and time. If a check fails, nothing is created or submitted.
+    First, `megaptm check` decides whether the run can start. With --machine it also checks memory and time. If a check
+    fails, nothing is created or submitted.
 
     Before its time limit a job saves and goes back to the queue, then continues the run. A job that may not be requeued
     (--no-requeue) ends, and the next of --jobs continues; a job of a complete run ends at once. With --machine the

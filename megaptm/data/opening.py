@@ -65,7 +65,7 @@ def open_mix(
       which is limited by `size_limits`.
     - `dupe_factor`: epochs after which the same sequences repeat with the same noise.
     - `start`: where the mix continues that of an earlier config of the run.
-    - `mix_ramp`: weights that move linearly to those of `mix`, and the steps where that begins and ends.
+    - `mix_ramp`: weights that move linearly to the weights in `mix`, and the steps where that begins and ends.
     - `lanes`: sequences of a batch, for objectives whose sequences continue from batch to batch. Default: one per
       corpus.
     """

@@ -50,8 +50,8 @@ def count_tokens(
 def unigram_loss(counts: np.ndarray, model: np.ndarray | None = None) -> float:
     """Return the loss of a unigram model, in nats per token of the text counted by `counts`.
 
-    The frequencies are those of `model`, by default `counts`, which gives the entropy. Add-one smoothing is applied to
-    the counts of another text, for ids that it lacks.
+    The frequencies are taken from `model`, by default `counts`, which gives the entropy. Add-one smoothing is applied
+    to the counts of another text, for ids that it lacks.
     """
     frequencies = counts if model is None else model + 1
     occurring = counts > 0

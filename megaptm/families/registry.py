@@ -65,7 +65,7 @@ def contributions(module: str, name: str) -> Iterator[Any]:
 
 
 class Registry(MutableMapping[str, V]):
-    """Entries by name: those of the core, then those of families, which are loaded at the first look-up."""
+    """Entries by name: first entries of the core, then entries of families, which are loaded at the first look-up."""
 
     def __init__(self, core: Mapping[str, V], of_families: Callable[[], Iterable[tuple[str, V]]]) -> None:
         self._entries, self._of_families, self._complete = dict(core), of_families, False
@@ -108,5 +108,6 @@ class Registry(MutableMapping[str, V]):
 
 
 def _qualified_name(entry: Any) -> tuple[str | None, str | None]:
-    """Return module and name of a class or function, which is another object after its module is imported again."""
+    """Return module and name of a class or function. They stay the same when its module is imported again, which
+    creates another object."""
     return getattr(entry, "__module__", None), getattr(entry, "__qualname__", None)

@@ -108,7 +108,7 @@ class Counterpart:
     optional_fields: frozenset[str] = frozenset()
     """Fields of `fixed` that a config may lack: the class then uses the value in `fixed`."""
     earlier_fields: tuple[str, ...] = ()
-    """Fields in files of earlier releases of transformers, from which the class computes others."""
+    """Fields that only earlier releases of transformers wrote. The class computes present fields from them."""
     determined_by: dict[str, str] = field(default_factory=dict)
     """Fields of `fixed` that a config.json may lack because another field determines them -> that field."""
     contradictions: Callable[[Mapping[str, Any]], Iterable[str]] = lambda config: ()

@@ -103,7 +103,10 @@ def read_prompt(loaded: TrainedModel, prompt: str) -> tuple[Prompt, list[int]]:
     if "text" in prompts or not prompts:
         return "text", prompt_ids(loaded, prompt)
     if not holes[prompts[0]]:
-        raise UserError(f"the tokenizer {loaded.tokenizer_folder} has no {prompts[0]}, which fill needs.")
+        raise UserError(
+            f"the tokenizer {loaded.tokenizer_folder} has no {prompts[0]}, which a prompt for this model contains: "
+            "use the tokenizer that the model was trained with."
+        )
     if prompts[0] == "sentinels":
         raise UserError(HOLES_MESSAGE)
     mask = tokenizer.name(*holes["masks"])

@@ -351,7 +351,7 @@ class SelfAttention(AttentionModule):
         self.output = Linear.of(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, mask: Tensor | None, *inputs: Any, **options: Any) -> Tensor:
-        """Return the output of self-attention, [S, B, D]. Arguments are those of `compute_attention`."""
+        """Return the output of self-attention, [S, B, D]. `compute_attention` describes the arguments."""
         return apply_linear(self.output, self.compute_attention(x_SBD, mask, *inputs, **options), mask)
 
     def compute_attention(

@@ -53,7 +53,7 @@ class AttentionInputs:
     mask: Tensor | None
     position_state: Tensor | None
     further: tuple[Tensor | None, ...] = ()
-    """Further arguments of the attention module, after those of `Stack.run_attention`."""
+    """Further arguments of the attention module, after the arguments of `Stack.run_attention`."""
     score_bias: Tensor | None = None
     """Position bias in the mask, [1, H, Q, K], if the mask differs between sequences: it then gets the gradient."""
 

@@ -43,8 +43,9 @@ class ContrastHead(nn.Module, ABC):
         """
 
     def loss(self, *streams_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
-        """Return the contrastive loss of a micro-batch. If the batch has the gradient of the features, return a sum
-        with that gradient; otherwise compare its samples with those that `gather` adds."""
+        """Return the contrastive loss of a micro-batch, compared with the samples of other data ranks if `gather` is
+        set. If the batch has the gradient of the features, return features x gradient, summed: its backward pass gives
+        the features that gradient."""
         labels, features = batch[self.label_field], self.features(*streams_SBD, batch=batch)
         if (gradient := batch.get(gradient_field(self.name))) is not None:
             return (features * gradient).sum(), count_labels(labels)

@@ -71,7 +71,7 @@ class AttentionLogitsHook(EngineHook):
     def _measure(
         self, path: str, name: str, layer: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Measure a layer before it runs. `arguments`, `named`: those of `Layer.forward`."""
+        """Measure a layer before it runs. `arguments`, `named`: arguments of `Layer.forward`."""
         if not self._is_measuring or is_in_backward():  # recomputed layers run again in the backward pass
             return
         layer, values = cast(Layer, layer), LAYER.bind(layer, *arguments, **named).arguments

@@ -1,4 +1,5 @@
-"""Spikes of loss and gradient norm: values far above those of the steps before, and what follows from them."""
+"""Spikes of loss and gradient norm (values far above the previous ones): find them, then warn, skip the step or roll
+back."""
 
 from __future__ import annotations
 

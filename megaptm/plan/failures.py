@@ -20,7 +20,7 @@ class FailureCosts:
     restart_seconds: float
     """Seconds before the first step of a resumed job: the machine's restart time, and reading the checkpoint."""
     mtbf_hours: float
-    """Hours between two failures of the job: those of a node over the number of nodes."""
+    """Hours between two failures of the job: hours between two failures of a node, divided by the number of nodes."""
     expected: float
     """Number of node failures expected in the whole run."""
     every: int

@@ -22,7 +22,8 @@ class ModelSpec:
     context: int
     dropout: float
     mup_base_width: int | None = None
-    """Width whose initial values and learning rates fit this width, too: `models.mup`. None: those of the family."""
+    """Width whose initial values and learning rates fit this width, too: `models.mup`. None: the family's initial
+    values and rates are used."""
 
     @property
     def padded_vocabulary(self) -> int:

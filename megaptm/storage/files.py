@@ -45,7 +45,7 @@ def read_text_file(
 
 def read_table_lines(path: str | os.PathLike[str], **options: str) -> list[tuple[int, str]]:
     """Return the lines of a text file of the user with their numbers, from 1, without blank lines and lines that start
-    with #. `options`: those of `read_text_file`."""
+    with #. `options` are passed to `read_text_file`."""
     lines = enumerate(read_text_file(path, **options).split("\n"), 1)
     return [(number, line) for number, line in lines if line.strip() and not line.startswith("#")]
 

@@ -80,7 +80,7 @@ TEXT_FORMATS: dict[str, Format] = {
     "wikipedia": Format(read_wikipedia, frozenset(), frozenset({".xml"})),
 }
 FORMATS: Registry[Format] = Registry(TEXT_FORMATS, lambda: chain(*map(dict.items, contributions("formats", "FORMATS"))))
-"""Formats by name: those of text, then those of families."""
+"""Formats by name: formats of text, then formats of families."""
 BY_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix in row.suffixes}
 BY_NAMED_SUFFIX = {suffix: name for name, row in TEXT_FORMATS.items() for suffix in row.named_suffixes}
 

@@ -49,7 +49,7 @@ class MixRampConfig(Section):
     initial: Annotated[dict[str, Annotated[float, Field(ge=0.0)]], Field(min_length=1)]
     """Weights of corpora of data.mix before the change; an absent corpus has weight 0."""
     steps: Annotated[tuple[Annotated[int, Field(ge=0)], Count], Strict(False)] | None = None
-    """Steps at which the change begins and ends. Default: those of the phase, or of the run."""
+    """Steps at which the change begins and ends. Default: first and last step of the phase, or of the run."""
 
 
 class ValidationConfig(Section):
@@ -140,5 +140,5 @@ class DataConfig(Section):
 
     @property
     def corpora(self) -> list[str]:
-        """Return the corpora that the run reads: those of the mix first, then others that are only validated."""
+        """Return the corpora that the run reads: first the corpora of the mix, then corpora that are only validated."""
         return [*dict.fromkeys([*self.mix, *(own.corpus for own in self.validation.values())])]

@@ -19,7 +19,7 @@ from megaptm.spec import AttentionSpec
 
 
 class DisentangledStack(Stack):
-    """Stack with DeBERTa's disentangled attention. Children besides those of `Stack`: `distance_table` and
+    """Stack with DeBERTa's disentangled attention. Additional children: `distance_table` and
     `distance_norm` (shared by the stack), `convolution` (next to the first layer) and `place_table` (mask decoder)."""
 
     decodes: bool = False

@@ -59,7 +59,8 @@ def _are_by_kind(value: Any) -> bool:
 
 
 def _read_by_kind(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a config with the parameters of rotary positions that layers use in turn."""
+    """Add to the values of a config the parameters of rotary positions: for each option a tuple, which layers use in
+    turn."""
     turns = [rope_options(values[ROPE_BY_KIND][kind]) for kind in _kinds(GEMMA3_FAMILY)]
     return values | {name: tuple(options[name] for options in turns) for name in turns[0]}
 

@@ -20,7 +20,7 @@ from megaptm.spec import AttentionSpec
 
 
 class RelativeStack(Stack):
-    """Stack with Transformer-XL's relative attention. Children besides those of `Stack`: `content_bias` and
+    """Stack with Transformer-XL's relative attention. Additional children: `content_bias` and
     `place_bias`, if the layers share them. The input of each layer enters its recurrence cache."""
 
     def add_tables(self, *, dropout: float, context: int) -> None:
@@ -46,7 +46,8 @@ class RelativeStack(Stack):
         return inputs.mask.dense
 
     def further_inputs(self, inputs: StackInputs) -> tuple[Tensor | None, ...]:
-        """Return the arguments of relative attention after those of `Stack.run_attention`: the biases of the stack."""
+        """Return the biases of the stack, which relative attention gets after the arguments of
+        `Stack.run_attention`."""
         names = ("content_bias", "place_bias")
         return tuple(cast(HeadTable, self[name]).weight if name in self else None for name in names)
 

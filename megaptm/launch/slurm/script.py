@@ -45,8 +45,8 @@ class JobScript:
 
 
 def render_job_script(job: JobScript, arguments: Sequence[str], *, title: str) -> str:
-    """Return the text of the job script for sbatch. `arguments`: those of `megaptm train`; words on sbatch's command
-    line follow them."""
+    """Return the text of the job script for sbatch. `arguments`: arguments of `megaptm train`; the script appends the
+    words after its name on sbatch's command line."""
     return "\n".join(
         [
             "#!/usr/bin/env bash",

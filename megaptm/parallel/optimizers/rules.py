@@ -183,8 +183,8 @@ EMA = "ema"
 
 
 def state_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, StateTensor]:
-    """Return the state tensors of a weight, by name: those of the update rule, and its running mean. None if the weight
-    is not trained."""
+    """Return the state tensors of a weight, by name: the tensors of the update rule, and the weight's running mean.
+    None if the weight is not trained."""
     if not part.parameter.requires_grad:
         return {}
     mean = {} if settings.ema_decay is None else {EMA: StateTensor(start=None)}

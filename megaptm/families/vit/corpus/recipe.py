@@ -56,7 +56,7 @@ class ImageRecipe:
     """Share of the validation split: of images, chosen by a hash of their names, or of complete existing shards. At
     least one."""
     held_out: str | None = None
-    """Folder of the validation split, instead of a share."""
+    """Folder of the images of the validation split. It replaces the share `validation`."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the validation split and of the assignment of images to shards."""
     shard_bytes: Annotated[int, Field(ge=1 << 10)] = 256 << 20
