@@ -116,7 +116,7 @@ def test_connective_is_label_and_not_in_tokens(tmp_path) -> None:
     ]
     (tmp_path / "a.txt").write_text("\n".join(text), encoding="utf-8")
     source = f"sources=[{{path: {tmp_path}/a.txt, documents: line}}]"
-    recipe = read_recipe(["x"], [source, "steps=[pair-by-connective]", "tokenizer.kind=wordpiece", "validation=0.1"])
+    recipe = read_recipe([], [source, "steps=[pair-by-connective]", "tokenizer.kind=wordpiece", "validation=0.1"])
     build_corpus(recipe, tmp_path / "corpus", workers=0)
     corpus = Corpus.open(tmp_path / "corpus")
     labels = corpus.manifest.made_from["tables"]["labels"]
@@ -149,4 +149,4 @@ def test_sources_with_parts_are_rejected(tmp_path) -> None:
     with pytest.raises(
         UserError, match="step pair-by-connective makes parts of plain text, but the sources have parts already"
     ):
-        read_recipe(["x"], [source, "steps=[pair-by-connective]"])
+        read_recipe([], [source, "steps=[pair-by-connective]"])
