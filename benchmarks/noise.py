@@ -29,7 +29,7 @@ from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import BaseObjective
 
 LENGTH, BATCH = 512, 8
-VOCABULARY, SPECIALS = 30_522, 106
+VOCABULARY, SPECIALS = 30_522, 262
 FIELDS = ("tokens", "sentences", "words", "capitals", "parts")
 SPECIAL = SpecialTokens(
     size=VOCABULARY,

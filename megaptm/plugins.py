@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -60,7 +61,7 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
 
     A module that only a run's folder names must be allowed (`allow_code`). Error messages start with `setting`; `kind`
     is that of the object: a function, a family ... Any failure of the import, SystemExit included, becomes a
-    PluginError. Output of the import goes to stderr.
+    PluginError. Output of an import in the main thread goes to stderr.
     """
     module, _, attribute = name.partition(":")
     if not is_plugin(name):
@@ -79,8 +80,10 @@ def load_plugin(name: str, setting: str, kind: str) -> Any:
 def _import_attribute(module: str, name: str, setting: str) -> Any:
     """Import a plugin's module and return its attribute, or ABSENT. Any failure, SystemExit included, becomes a
     UserError."""
+    # All threads share sys.stdout: two that redirect it at the same time would leave it redirected.
+    is_main = threading.current_thread() is threading.main_thread()
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr) if is_main else contextlib.nullcontext():
             return getattr(importlib.import_module(module), name, ABSENT)
     except KeyboardInterrupt:
         raise

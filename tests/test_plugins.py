@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -412,3 +413,25 @@ def test_output_of_an_import_goes_to_stderr(folder):
     (folder / "loud.py").write_text("print('loaded')\nfrom wren_of_mine import WREN\n")
     done = megaptm("families", "loud:WREN", "--json")
     assert (json.loads(done.stdout).keys(), done.stderr) == ({"wren": 0}.keys(), "loaded\n")
+
+
+STARTED = "import {gate}; {gate}.started['{name}'].set(); {gate}.released['{name}'].wait(60); NAME = 1\n"
+
+
+def test_output_is_kept_when_two_threads_import(tmp_path, monkeypatch):
+    """Threads that sample initial values import the rules of a family."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    events = "{name: threading.Event() for name in ('wren_a', 'wren_b')}"
+    (tmp_path / "wren_gate.py").write_text(f"import threading\nstarted = {events}\nreleased = {events}\n")
+    import wren_gate
+
+    before, threads = sys.stdout, []
+    for name in wren_gate.started:
+        (tmp_path / f"{name}.py").write_text(STARTED.format(gate="wren_gate", name=name))
+        threads.append(threading.Thread(target=load_plugin, args=(f"{name}:NAME", "test", "object")))
+        threads[-1].start()
+        assert wren_gate.started[name].wait(60)
+    for name, thread in zip(wren_gate.released, threads, strict=True):
+        wren_gate.released[name].set()
+        thread.join(60)
+    assert sys.stdout is before
