@@ -415,23 +415,25 @@ def test_output_of_an_import_goes_to_stderr(folder):
     assert (json.loads(done.stdout).keys(), done.stderr) == ({"wren": 0}.keys(), "loaded\n")
 
 
-STARTED = "import {gate}; {gate}.started['{name}'].set(); {gate}.released['{name}'].wait(60); NAME = 1\n"
+WAITING_MODULE = (
+    "import wren_events; wren_events.started['{name}'].set(); wren_events.released['{name}'].wait(60); NAME = 1\n"
+)
 
 
-def test_output_is_kept_when_two_threads_import(tmp_path, monkeypatch):
+def test_imports_in_threads_do_not_redirect_output(tmp_path, monkeypatch):
     """Threads that sample initial values import the rules of a family."""
     monkeypatch.syspath_prepend(str(tmp_path))
     events = "{name: threading.Event() for name in ('wren_a', 'wren_b')}"
-    (tmp_path / "wren_gate.py").write_text(f"import threading\nstarted = {events}\nreleased = {events}\n")
-    import wren_gate
+    (tmp_path / "wren_events.py").write_text(f"import threading\nstarted = {events}\nreleased = {events}\n")
+    import wren_events
 
-    before, threads = sys.stdout, []
-    for name in wren_gate.started:
-        (tmp_path / f"{name}.py").write_text(STARTED.format(gate="wren_gate", name=name))
+    stdout, threads = sys.stdout, []
+    for name in wren_events.started:
+        (tmp_path / f"{name}.py").write_text(WAITING_MODULE.format(name=name))
         threads.append(threading.Thread(target=load_plugin, args=(f"{name}:NAME", "test", "object")))
         threads[-1].start()
-        assert wren_gate.started[name].wait(60)
-    for name, thread in zip(wren_gate.released, threads, strict=True):
-        wren_gate.released[name].set()
+        assert wren_events.started[name].wait(60)
+    for name, thread in zip(wren_events.released, threads, strict=True):
+        wren_events.released[name].set()
         thread.join(60)
-    assert sys.stdout is before
+    assert sys.stdout is stdout

@@ -8,7 +8,6 @@ from typing import Any
 from megaptm.batch import BatchSpec
 from megaptm.config import Config
 from megaptm.spec import LayerlessSpec, ModelSpec
-from megaptm.storage import is_finite_number
 
 FIELD = "tokens"
 """Key of the number of tokens in a checkpoint's state."""
@@ -40,5 +39,5 @@ class TokenCount:
     def restore(self, step: int, tokens: Any) -> None:
         """Continue the count in the state of a checkpoint of a step. A checkpoint of an earlier version has none: then
         all samples count with their present length."""
-        if is_finite_number(tokens) and tokens >= 0:
-            self.start, self.tokens_before = step, int(tokens)
+        if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0:
+            self.start, self.tokens_before = step, tokens
