@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO
 
@@ -31,7 +31,7 @@ class LogTee(threading.Thread):
     def run(self) -> None:
         with self._source, self._log.open("ab", buffering=0) as log:
             while True:
-                if self.held and not select.select([self._source], [], [], HOLD_SECONDS)[0]:
+                if self.held and not wait([self._source], HOLD_SECONDS):
                     self.release()
                 chunk = os.read(self._source.fileno(), 65536)
                 if not chunk:

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import random
-import select
 import shutil
 import signal
 import sys
@@ -16,6 +15,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -92,8 +92,7 @@ def _wait_for_outcome(child: int, reading: int, buffer: bytearray, target: str, 
     """Return the outcome that a child reports, or that it hangs, grows or died."""
     start_time, cpu = time.monotonic(), _cpu_seconds(child)
     while b"\n" not in buffer:
-        ready, _, _ = select.select([reading], [], [], 0.05)
-        if ready:
+        if wait([reading], 0.05):
             received = os.read(reading, 65536)
             if not received:
                 return Outcome(target, mode, number, "died", "without output")

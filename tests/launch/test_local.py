@@ -1,7 +1,9 @@
 """The local launcher, with small programs instead of the trainer."""
 
+import fcntl
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -175,6 +177,25 @@ def test_full_log_does_not_block_the_terminal():
             rank_0.write(b"step %d\n" % number)
     tee.join(timeout=30)
     assert terminal.getvalue() == b"step 0\nstep 1\nstep 2\n"
+
+
+def test_output_is_read_in_a_process_with_many_open_files(tmp_path):
+    """`select` cannot wait for a file number above 1,023; `pretrain` may be called by a program with more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    reading, writing = os.pipe()
+    high = fcntl.fcntl(reading, fcntl.F_DUPFD, 1500)
+    os.close(reading)
+    terminal = io.BytesIO()
+    tee = LogTee(os.fdopen(high, "rb", buffering=0), terminal=terminal, log=tmp_path / "log")
+    tee.start()
+    os.write(writing, b"Traceback (most recent call last):\n")
+    while not tee.held:
+        time.sleep(0.01)
+    os.close(writing)
+    tee.join(timeout=30)
+    assert not tee.is_alive()
+    assert tee.held == b"Traceback (most recent call last):\n"
 
 
 def test_traceback_of_a_living_worker_is_printed(program, tmp_path, capfd):

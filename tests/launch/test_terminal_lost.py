@@ -3,11 +3,11 @@
 import fcntl
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
 import termios
+from multiprocessing.connection import wait
 
 import pytest
 
@@ -36,7 +36,7 @@ class Terminal:
         """Read the output until a condition holds."""
 
         def read_and_check():
-            while select.select([self._controller], [], [], 0)[0] and self.job.poll() is None:
+            while wait([self._controller], 0) and self.job.poll() is None:
                 os.read(self._controller, 1 << 16)
             return is_done()
 
