@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -61,7 +62,7 @@ class World:
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], seconds: float) -> list[Any]:
         for pipe in self.pipes:
-            pipe.send((function, args))
+            _send(pipe, (function, args))
         answers: dict[int, Any] = {}
         until = time.monotonic() + seconds
         while len(answers) < len(self.pipes):
@@ -111,6 +112,11 @@ def close_worlds() -> None:
         _open.popitem()[1].close()
 
 
+def _send(pipe: Connection, message: Any) -> None:
+    """Send a message with tensors by value. `Connection.send` shares their memory, with an open file for each."""
+    pipe.send_bytes(pickle.dumps(message))
+
+
 def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
     import torch
 
@@ -132,7 +138,7 @@ def _serve(pipe: Connection, rank: int, world: int, file: str) -> None:
         except BaseException:
             result, error = None, traceback.format_exc()
         # Wait until all have answered: a rank that waits for another must learn of its error.
-        pipe.send((result, error, len(os.listdir("/proc/self/task"))))
+        _send(pipe, (result, error, len(os.listdir("/proc/self/task"))))
 
 
 def _forget_engines() -> None:
