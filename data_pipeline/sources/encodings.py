@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,17 @@ BYTE_ORDER_MARKS = (
 )
 SAMPLE_BYTES = 64 << 10
 """Size of the sample from which a codec is guessed, starting at the first line that is not UTF-8."""
+# fmt: off
+GUESSED_CODECS = (
+    "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "cp866",
+    "koi8_r", "koi8_u", "iso8859_2", "iso8859_3", "iso8859_4", "iso8859_5", "iso8859_6", "iso8859_7", "iso8859_8",
+    "iso8859_10", "iso8859_13", "iso8859_14", "iso8859_15", "iso8859_16", "mac_roman", "mac_cyrillic", "gb18030",
+    "big5", "big5hkscs", "cp932", "shift_jis", "euc_jp", "iso2022_jp", "cp949", "euc_kr", "utf_16_le", "utf_16_be",
+)
+# fmt: on
+"""Codecs that may be guessed: those of the web's Encoding Standard. Others, such as EBCDIC, fit almost any bytes."""
+SURROGATE_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
+"""Character above U+FFFF as two surrogates of three bytes (CESU-8), as Java and Oracle write it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +64,8 @@ class Encoding:
         """Decode a record of a source file, and return its text and notes; raises `UnreadableRecord`."""
         codec = "utf-8" if self.is_tried_as_utf8 else self.codec
         try:
+            if codec == "utf-8" and b"\0" in data and guess_utf16(data):
+                raise UnreadableRecord(*NO_MARK)
             return data.decode(codec), self.notes
         except UnicodeDecodeError as error:
             guess = _guess_codec(bytes(data)) if self.codec == "auto" else None
@@ -61,13 +75,13 @@ class Encoding:
 
 
 def detect_record_encoding(file: InputFile) -> Encoding:
-    """Detect the text encoding of a source file of lines. `auto` detects each line's codec, unless the file has a byte
-    order mark."""
+    """Detect the text encoding of a source file of lines. `auto` detects each line's codec, unless the file is UTF-16
+    or has a byte order mark."""
     if file.source.encoding != "auto":
         return Encoding(codecs.lookup(file.source.encoding).name.removesuffix("-sig"))
     head = next(read_chunks(file))
-    codec_of_mark = next((codec for mark, codec in BYTE_ORDER_MARKS if head.startswith(mark)), None)
-    return Encoding(codec_of_mark, {"encoding": codec_of_mark}) if codec_of_mark else Encoding("auto")
+    codec = next((codec for mark, codec in BYTE_ORDER_MARKS if head.startswith(mark)), None) or guess_utf16(head)
+    return Encoding(codec, {"encoding": codec}) if codec else Encoding("auto")
 
 
 def detect_file_encoding(file: InputFile) -> Encoding:
@@ -87,6 +101,8 @@ def decode_chunks(data: Iterable[bytes], codec: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder(codec)()
     offset, has_started = 0, False
     for chunk in chain(data, (b"",)):
+        if codec == "utf-8" and not has_started and guess_utf16(chunk):
+            raise Unreadable(*NO_MARK)
         held = len(decoder.getstate()[0])
         try:
             text = decoder.decode(chunk, not chunk)
@@ -132,9 +148,39 @@ def _start_of_invalid_line(sample: bytes) -> int:
     return 0
 
 
+def guess_utf16(data: bytes | bytearray) -> str | None:
+    """Return the codec of UTF-16 without a byte order mark, whose ASCII characters have a NUL byte each; None for other
+    data."""
+    sample = data[:SAMPLE_BYTES]
+    first, second = sample[::2].count(0), sample[1::2].count(0)
+    if 3 * max(first, second) < len(sample) or 8 * min(first, second) > max(first, second) or not sample:
+        return None
+    return "utf-16-le" if second > first else "utf-16-be"
+
+
+NO_MARK = (
+    "not UTF-8",
+    "is probably UTF-16 without a byte order mark",
+    "set `encoding: utf-16-le` or `utf-16-be` for its source, or convert it to UTF-8",
+)
+"""Reason, problem and remedy for UTF-16 that would be valid UTF-8 with NUL bytes."""
+
+
+def is_damaged_utf8(data: bytes) -> bool:
+    """Whether text that is not UTF-8 would be UTF-8 without a few wrong bytes, since most of its other characters are.
+
+    Any other codec would garble all of these characters.
+    """
+    text = SURROGATE_PAIR.sub("\u20ac".encode(), data).decode("utf-8", "replace")
+    replaced = text.count("\ufffd")
+    return len(text) - len(text.encode("ascii", "ignore")) - replaced >= max(1, replaced)
+
+
 def _guess_codec(data: bytes) -> str | None:
     """Guess the codec of a sample that is not UTF-8; None if no codec is likely."""
     with require_library("charset-normalizer"):
         from charset_normalizer import from_bytes
-    best = from_bytes(data).best()
+    if is_damaged_utf8(data):
+        return None
+    best = from_bytes(data, cp_isolation=[*GUESSED_CODECS]).best()
     return best.encoding if best else None

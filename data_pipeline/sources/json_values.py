@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,13 @@ from data_pipeline.sources.lines import BOM, line_too_long_error, max_line_bytes
 from data_pipeline.sources.source import InputFile, Source
 from data_pipeline.sources.unreadable import Unreadable, UnreadableRecord
 
-DECODER = json.JSONDecoder()
+
+def parse_integer(digits: str) -> int | str:
+    """Parse an integer of JSON. One of more digits than Python converts stays a string."""
+    return int(digits) if len(digits) <= sys.int_info.default_max_str_digits else digits
+
+
+DECODER = json.JSONDecoder(parse_int=parse_integer)
 SPACE = re.compile(r"[ \t\r\n]*")
 HEAD_BYTES = 1 << 16
 """Bytes at the start of a JSON file that identify its layout."""

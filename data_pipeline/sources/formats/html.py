@@ -9,6 +9,7 @@ from typing import Any
 
 from data_pipeline.document import Document
 from data_pipeline.sources.content import read_chunks
+from data_pipeline.sources.encodings import is_damaged_utf8
 from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import Span
 from data_pipeline.sources.unreadable import UnreadableHandler, UnreadableRecord, require_library
@@ -43,7 +44,8 @@ def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
     """Decode an HTML page; the notes hold `encoding` if it is not UTF-8. Raises `UnreadableRecord`.
 
     Tries UTF-8 first, because text in another encoding is almost never valid UTF-8; then the charset of the HTTP
-    header, the one that the page declares, and the one detected from its bytes.
+    header, the one that the page declares, and the one detected from its bytes, unless the page is UTF-8 with a few
+    wrong bytes.
     """
     with require_library("resiliparse"):
         from resiliparse.parse.encoding import detect_encoding
@@ -54,7 +56,7 @@ def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
         "utf-8",
         charset and charset[1],
         declared and declared[1].decode(),
-        detect_encoding(page, from_html_meta=True),
+        None if is_damaged_utf8(page) else detect_encoding(page, from_html_meta=True),
     ):
         try:
             text, name = page.decode(codec or "utf-8"), codecs.lookup(codec or "utf-8").name

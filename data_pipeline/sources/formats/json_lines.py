@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from data_pipeline.document import Document
 from data_pipeline.sources.encodings import Encoding, detect_record_encoding
 from data_pipeline.sources.fields import conversation_of, select_notes, text_and_notes
-from data_pipeline.sources.json_values import has_values, read_values, refuse_deep_value, too_deep_error
+from data_pipeline.sources.json_values import (
+    has_values,
+    parse_integer,
+    read_values,
+    refuse_deep_value,
+    too_deep_error,
+)
 from data_pipeline.sources.lines import line_too_long_error, read_lines
 from data_pipeline.sources.pieces import to_documents
 from data_pipeline.sources.source import Source, Span
 from data_pipeline.sources.unreadable import UnreadableHandler, UnreadableRecord, require_library, to_unreadable_record
 
 Parsed = tuple[Any, Mapping[str, Any]]
+MAX_EXACT_FLOAT = 2.0**63
+"""Value from which a float of orjson may be an integer of the file, which has more than 64 bits and was rounded."""
 
 
 def read_json_lines(span: Span, handler: UnreadableHandler) -> Iterator[Document]:
@@ -70,7 +78,9 @@ def _make_parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytear
             raise line_too_long_error(source)
         if encoding.is_tried_as_utf8:
             try:
-                return loads(line), encoding.notes
+                record = loads(line)
+                if not (source.keep and isinstance(record, dict) and _has_large_float(map(record.get, source.keep))):
+                    return record, encoding.notes
             except ValueError:
                 pass  # json accepts numbers that orjson rejects, such as NaN, and the encoding may not be UTF-8
         return _parse_slowly(line, encoding, source)
@@ -78,13 +88,25 @@ def _make_parser(encoding: Encoding, source: Source) -> Callable[[bytes | bytear
     return parse
 
 
+def _has_large_float(values: Iterable[Any]) -> bool:
+    remaining = [*values]
+    while remaining:
+        value = remaining.pop()
+        if type(value) is float and abs(value) >= MAX_EXACT_FLOAT:
+            return True
+        if isinstance(value, dict | list):
+            remaining += value.values() if isinstance(value, dict) else value
+    return False
+
+
 def _parse_slowly(line: bytes | bytearray, encoding: Encoding, source: Source) -> Parsed:
     text, notes = encoding.decode(line)
     try:
-        record = json.loads(text)
+        # A byte order mark may be inside a file that was joined from several.
+        record = json.loads(text.removeprefix("\ufeff"), parse_int=parse_integer)
     except RecursionError:
         raise too_deep_error() from None
-    except json.JSONDecodeError:
+    except ValueError:
         raise UnreadableRecord("not JSON", "is not valid JSON", "correct it") from None
     return _require_valid(record, source), notes
 

@@ -48,6 +48,13 @@ def test_html_encoding(codec, content, options, tmp_path):
     assert TEXT in document.text
 
 
+def test_page_of_damaged_utf8_is_dropped(tmp_path):
+    """charset_normalizer's issue 516: one wrong byte turned all other characters of a page into those of GB 18030."""
+    content = page("Grüße 🙂 aus Köln. " * 20).encode() + b"\xf0\x9f"
+    result = reading(written(tmp_path / "a.html", content))
+    assert (result.texts, result.counts) == ([], {"unknown encoding": 1})
+
+
 def test_html_without_text_is_dropped(tmp_path, monkeypatch, refusal):
     assert reading(written(tmp_path / "a.html", "<html><body></body></html>")).counts == {"no main content": 1}
     assert reading(written(tmp_path / "b.html", b"")).counts == {"empty file": 1}

@@ -38,6 +38,29 @@ def test_values_that_orjson_rejects(tmp_path):
     assert reading(path).texts == ["one", "two"]
 
 
+INTEGERS = [2**64 + 1, -(2**63) - 1, 10**30 + 7, [{"n": 2**70 + 1}], 1, 1e300]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_integers_of_more_than_64_bits_are_exact(name, tmp_path):
+    """orjson's issue 308: it rounds them to floats."""
+    records = [{"text": "one", "id": number} for number in INTEGERS]
+    lines = json.dumps(records) if name == "a.json" else "\n".join(map(json.dumps, records))
+    result = reading(written(tmp_path / name, lines), keep=("id",))
+    assert [document.notes["id"] for document in result.documents] == INTEGERS
+
+
+@pytest.mark.parametrize("layout", ['[{}, {{"text": "two"}}]', '{}\n{{"text": "two"}}'], ids=["array", "lines"])
+def test_integer_of_5000_digits_loses_no_text(layout, tmp_path):
+    path = written(tmp_path / "a.json", layout.format('{"text": "one", "n": ' + "9" * 5000 + "}"))
+    assert (reading(path).texts, reading(path).counts) == (["one", "two"], {})
+
+
+def test_byte_order_marks_in_a_file_joined_from_several(tmp_path):
+    path = written(tmp_path / "a.jsonl", '\ufeff{"text": "one"}\n\ufeff{"text": "two"}\n'.encode())
+    assert (reading(path).texts, reading(path).counts) == (["one", "two"], {})
+
+
 def test_surrogate_in_unused_field_is_ignored(tmp_path):
     path = written(tmp_path / "a.jsonl", '{"text": "one", "url": "\\ud800"}')
     assert reading(path).texts == ["one"]

@@ -153,6 +153,40 @@ def test_auto_guesses_and_notes_codec(tmp_path):
     assert document.notes == {"encoding": "cp1251"}
 
 
+@pytest.mark.parametrize("documents", ["file", "line"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        ("Grüße 🙂 aus Köln\n" * 300).encode()[:-3] + b"\xf0\x9f\n",
+        "这是一个测试文本。\n包含很多汉字。".encode()[:-1] + b"\n",
+        "smile \ud83d\ude00, café\n".encode("utf-8", "surrogatepass"),
+    ],
+    ids=["emoji", "chinese", "cesu-8"],
+)
+def test_auto_does_not_guess_codec_of_damaged_utf8(damaged, documents, tmp_path):
+    """charset_normalizer's issues 516 and 743: one wrong byte turned all other characters into those of GB 18030."""
+    result = reading(written(tmp_path / "a.txt", damaged), encoding="auto", documents=documents)
+    assert result.counts["not UTF-8"] == 1
+    assert {*result.texts} <= {*damaged.decode("utf-8", "ignore").split("\n")}
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("documents", ["file", "line", "blank-line"])
+def test_utf_16_without_mark(documents, codec, tmp_path, refusal):
+    path = written(tmp_path / "a.txt", GERMAN.encode(codec))
+    [document] = reading(path, encoding="auto", documents=documents).documents
+    assert (document.text.strip(), document.notes) == (GERMAN.strip(), {"encoding": codec})
+    strict = reading(path, documents=documents)
+    assert (strict.texts, {*strict.counts}) == ([], {"not UTF-8"})
+    assert "UTF-16 without a byte order mark: set `encoding: utf-16-le`" in refusal(path, documents=documents)
+
+
+def test_auto_guesses_only_codecs_of_the_web(tmp_path):
+    path = written(tmp_path / "a.txt", b"caf\xe9 au lait\n")
+    [document] = reading(path, encoding="auto", documents="line").documents
+    assert document.notes["encoding"] in encodings.GUESSED_CODECS
+
+
 def test_auto_detects_codec_per_line(tmp_path):
     path = written(
         tmp_path / "a.txt", RUSSIAN.encode() + (RUSSIAN * 3).replace("\n", " ").encode("cp1251") + b"\nabc\n"
