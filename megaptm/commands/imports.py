@@ -80,6 +80,12 @@ def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: 
     if imported.other_ids:
         until_then = "" if (run / "tokenizer").exists() else "; until there is one, they are those of the paper"
         echo(f"{source} has {', '.join(imported.other_ids)}: a run takes special ids from its tokenizer{until_then}")
+    if imported.contradicted_text is not None:
+        echo(
+            f"warning: transformers encodes {imported.contradicted_text!r} otherwise than tokenizer.json, because "
+            "tokenizer_config.json contradicts it, for example by do_lower_case. megaptm follows tokenizer.json: "
+            "correct the wrong file, and import again"
+        )
     spec = resolve_model(config)
     size = f"{config.model.family}/{config.model.size}, {count_parameters(spec):,} parameters"
     echo(f"{source} is step 0 of {click.format_filename(run)} ({size})")

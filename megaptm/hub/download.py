@@ -7,13 +7,14 @@ from pathlib import Path
 
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
+from megaptm.hub.tokenizer import SLOW_FILES
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """Pattern of names on the Hugging Face hub such as `gpt2` and `google-bert/bert-base-uncased`."""
 FILE_PATTERNS = (
     *("config.json", "model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.*", "merges.txt", "spiece.model"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *(*SLOW_FILES, "merges.txt"),
     *("preprocessor_config.json", "processor_config.json"),
 )
 TIMEOUT_SECONDS = 10.0

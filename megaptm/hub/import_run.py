@@ -29,7 +29,7 @@ from megaptm.hub.huggingface import from_hugging_face, special_ids_of_export
 from megaptm.hub.imported_weights import ImportedModel
 from megaptm.hub.labels import read_labels
 from megaptm.hub.library import import_transformers
-from megaptm.hub.tokenizer import has_tokenizer, read_tokenizer
+from megaptm.hub.tokenizer import find_contradicted_text, has_tokenizer, read_tokenizer
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
 from megaptm.objectives import build_objective
@@ -42,6 +42,7 @@ from megaptm.run.folder import CONFIG, absolute_paths
 from megaptm.spec import Family, ModelSpec, Size, attention_options, change
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
+from megaptm.tokenizers.files import TOKENIZER_FILE
 
 # Usual starting point for further training of a finished model. Everything can be changed until the first step.
 RECIPE: dict[str, Any] = {
@@ -89,6 +90,8 @@ class ImportedRun:
     """Modules of mask decoders that the imported model lacks, which are initialized."""
     other_ids: tuple[str, ...] = ()
     """Special ids in config.json that an export of the run does not have: `_list_other_ids`."""
+    contradicted_text: str | None = None
+    """Text that shows that the files of the imported tokenizer contradict each other: `find_contradicted_text`."""
 
 
 def import_run(
@@ -120,7 +123,22 @@ def import_run(
     _check_expressed(model.spec, UncheckedConfig.from_mapping(values).load())
     config = write_run(run, source, values, overrides, model, model_tokenizer)
     other_ids = _list_other_ids(model, model_tokenizer, config)
-    return ImportedRun(config, model.newly_initialized, model.differing_dropouts, (*model.unused,), decoders, other_ids)
+    return ImportedRun(
+        config,
+        model.newly_initialized,
+        model.differing_dropouts,
+        (*model.unused,),
+        decoders,
+        other_ids,
+        _find_contradicted_text(source, tokenizer, model_tokenizer),
+    )
+
+
+def _find_contradicted_text(source: str, folder: str | Path | None, tokenizer: Tokenizer | None) -> str | None:
+    own = Path(folder) if folder is not None else find_or_download(source)
+    if tokenizer is None or not (own / TOKENIZER_FILE).is_file():
+        return None
+    return find_contradicted_text(own, tokenizer)
 
 
 def _list_other_ids(model: ImportedModel, tokenizer: Tokenizer | None, config: Config) -> tuple[str, ...]:

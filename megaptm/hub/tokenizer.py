@@ -10,18 +10,27 @@ from typing import Any
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
 from megaptm.hub.library import import_transformers, suppress_messages
+from megaptm.hub.sentencepiece_model import as_sentencepiece
 from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers.normalization import collapse_precompiled, flatten_normalizer, make_precompiled
+from megaptm.tokenizers.files import CHAT_TEMPLATE
 from megaptm.tokenizers.special import CONFIG_KEYS, find_role_names
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 
-SLOW_FILES = ("vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model")
+SLOW_FILES = (
+    *("vocab.json", "vocab.txt"),
+    *("spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model"),
+)
+"""Files from which `transformers` makes a tokenizer.json."""
+COMPARED_TEXTS = ("Caf\u00e9 The", "\u4e2d\u56fd", "a b")
+"""Texts that show whether a tokenizer folds case, removes accents, divides Chinese words and adds a space."""
 MAX_LENGTH_KEY = "model_max_length"
 FAMILY_OPTIONS = ("do_lower_case", "keep_accents", "extra_ids")
 """Options in a tokenizer's config from which a family's tokenizer class rebuilds parts of tokenizer.json."""
+EXPORTED_OPTIONS = (*FAMILY_OPTIONS, CHAT_TEMPLATE)
+"""Options of an imported tokenizer's config that an export has, too."""
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -48,66 +57,24 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         except Exception as error:
             why = brief_message(error)
             raise UserError(f"{folder} has a tokenizer that cannot be read ({why}): add its tokenizer.json.") from None
-        return _as_sentencepiece(load_tokenizer(converted), folder)
+        tokenizer = load_tokenizer(converted)
+    model = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
+    return tokenizer if model is None else as_sentencepiece(tokenizer, model)
 
 
-def _as_sentencepiece(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
-    """Return the tokenizer with the parts of the folder's SentencePiece model that transformers does not convert.
-
-    - The normalization table (DeBERTa v2 and v3, BigBird).
-    - Bytes for rare characters (mT5).
-    - User-defined symbols (ALBERT, XLNet), which transformers turns into tokens that end a word.
-
-    Raises `UserError` for a model that transformers converts to other ids.
-    """
-    file = next((folder / name for name in SLOW_FILES if name.endswith(".model") and (folder / name).is_file()), None)
-    if tokenizer.kind != "unigram" or file is None:
-        return tokenizer
-    from sentencepiece import sentencepiece_model_pb2
-
-    model = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
-        file.read_bytes()
-    )
-    parts = flatten_normalizer(collapse_precompiled(tokenizer.content.get("normalizer")))
-    table = model.normalizer_spec.precompiled_charsmap
-    _reject_sentencepiece_options(model, file, has_folds=not table and any(part["type"] == "NFKD" for part in parts))
-    content = dict(tokenizer.content)
-    if not any(part["type"] == "Precompiled" for part in parts):
-        folds = [part for part in parts if part["type"] == "Lowercase"]
-        spaces = [
-            {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
-            {"type": "Strip", "strip_left": True, "strip_right": True},
-        ]
-        # A model trained with the rule `identity` has no table.
-        tables = [make_precompiled(table)] if table else []
-        content["normalizer"] = {"type": "Sequence", "normalizers": [*folds, *tables, *spaces]}
-    if model.trainer_spec.byte_fallback:
-        content["model"] = {**content["model"], "byte_fallback": True}
-        decoders = [{"type": "ByteFallback"}, content["decoder"]]
-        content["decoder"] = {"type": "Sequence", "decoders": decoders}
-    symbols = {piece.piece for piece in model.pieces if piece.type == piece.USER_DEFINED}
-    content["added_tokens"] = [
-        token for token in content["added_tokens"] if token["special"] or token["content"] not in symbols
-    ]
-    return Tokenizer(content, tokenizer.config)
-
-
-def _reject_sentencepiece_options(model: Any, file: Path, *, has_folds: bool) -> None:
-    """Raise `UserError` for options of a SentencePiece model that tokenizer.json cannot have here."""
-    trainer, normalizer = model.trainer_spec, model.normalizer_spec
-    unsupported = {
-        f"model_type is {trainer.ModelType.Name(trainer.model_type)}": trainer.model_type
-        not in (trainer.UNIGRAM, trainer.CHAR),
-        "treat_whitespace_as_suffix is true": trainer.treat_whitespace_as_suffix,
-        "add_dummy_prefix is false": not normalizer.add_dummy_prefix,
-        "remove_extra_whitespaces is false": not normalizer.remove_extra_whitespaces,
-        "escape_whitespaces is false": not normalizer.escape_whitespaces,
-        "normalization_rule_name is identity": has_folds,
-    }
-    if reasons := [reason for reason, applies in unsupported.items() if applies]:
-        raise UserError(
-            f"{file}: {', '.join(reasons)}; such a tokenizer would be converted to other ids: add its tokenizer.json."
-        )
+def find_contradicted_text(folder: Path, tokenizer: Tokenizer) -> str | None:
+    """Return a text that the class of `transformers` encodes otherwise than the tokenizer.json of a folder, because
+    tokenizer_config.json contradicts it, for example by `do_lower_case`; None without one."""
+    library = import_transformers()
+    try:
+        with suppress_messages():
+            other = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        for text in COMPARED_TEXTS:
+            if other(text, add_special_tokens=False).input_ids != tokenizer.encode(text).tolist():
+                return text
+    except Exception:  # a class may need other files; megaptm reads only tokenizer.json
+        return None
+    return None
 
 
 def export_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseObjective, sequence: int) -> Tokenizer:
@@ -132,7 +99,7 @@ def export_tokenizer(tokenizer: Tokenizer, spec: ModelSpec, *, objective: BaseOb
         # Padding follows the text, since positions count from the first token; `pipeline` changes it for generation.
         "padding_side": "right",
         "truncation_side": "right",
-        **{key: tokenizer.config[key] for key in FAMILY_OPTIONS if key in tokenizer.config},
+        **{key: tokenizer.config[key] for key in EXPORTED_OPTIONS if key in tokenizer.config},
         **{CONFIG_KEYS[role]: name for role, name in names.items()},
     }
     content = _with_template(tokenizer, objective, segments="token_type_ids" in inputs)

@@ -9,11 +9,14 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from megaptm.errors import UserError
-from megaptm.storage import Record, read_json_object, validate
+from megaptm.storage import Record, read_json_object, read_text_file, refuse_large_file, validate
 from megaptm.tokenizers.special import CONFIG_KEYS
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+CHAT_TEMPLATE = "chat_template"
+"""Key of tokenizer_config.json with the template of conversations, which newer folders have in TEMPLATE_FILE."""
 REMEDY = "restore it or train a new tokenizer"
 MAX_IDS = 1 << 24
 """Exclusive upper bound of token ids; published tokenizers have a million. The bound limits tables indexed by id."""
@@ -69,9 +72,23 @@ def read_tokenizer_files(path: str | os.PathLike[str]) -> tuple[Path, dict[str, 
     validate(TokenizerJson, content, file, remedy=REMEDY)
     config_file = file.with_name(CONFIG_FILE)
     config = read_json_object(config_file, remedy=REMEDY) if config_file.is_file() else {}
+    if (template := file.with_name(TEMPLATE_FILE)).is_file():
+        config[CHAT_TEMPLATE] = _read_template(template)
     names = {key: config[key] for key in CONFIG_KEYS.values() if key in config}
     validate(dict[str, str | TokenWithOptions | None], names, config_file, remedy=REMEDY)
     return file, content, config
+
+
+def _read_template(file: Path) -> str:
+    """Read the template of conversations beside a tokenizer.json, which an export has, too.
+
+    A link is refused, since a received folder could name a private file of the user, except those of the hub's cache.
+    """
+    target = file.resolve()
+    if file.is_symlink() and target.parent != (file.parent / "../../blobs").resolve():
+        raise UserError(f"{file} is a link to {target}: replace it by a copy.")
+    refuse_large_file(str(file), target.stat().st_size)
+    return read_text_file(file, remedy=REMEDY)
 
 
 def _add_model_type(content: dict[str, Any]) -> dict[str, Any]:
