@@ -101,13 +101,21 @@ class Tokenizer:
         # Without the post-processor, which would shift offsets of tokens.
         library = tokenizers.Tokenizer.from_str(json.dumps({**self.content, "post_processor": None}))
         library.encode_special_tokens = True
-        if self.kind == "unigram":
-            library.pre_tokenizer = _split_names(self._special_names, after=library.pre_tokenizer)
+        if names := self._names_found_in_text(library):
+            library.pre_tokenizer = _split_names(names, after=library.pre_tokenizer)
         return library
 
-    @property
-    def _special_names(self) -> list[str]:
-        return [token["content"] for token in self.content.get("added_tokens", ()) if token.get("special")]
+    def _names_found_in_text(self, library: tokenizers.Tokenizer) -> list[str]:
+        """Return the special tokens whose names in a text the model would encode as these tokens.
+
+        Unigram models have them as pieces. Others find them if no pre-tokenizer divides them (`WhitespaceSplit`).
+        """
+        names = [token["content"] for token in self.content.get("added_tokens", ()) if token.get("special")]
+        if self.kind == "unigram":
+            return names
+        names = [name for name in names if name != self.content["model"].get("unk_token")]
+        encodings = library.encode_batch(names, add_special_tokens=False)
+        return [name for name, each in zip(names, encodings, strict=True) if library.token_to_id(name) in each.ids]
 
     @cached_property
     def _gigatoken(self) -> Gigatoken | None:
@@ -207,10 +215,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _split_names(names: Iterable[str], *, after: Any) -> Any:
-    """Return a pre-tokenizer that splits the names of special tokens after their first character.
-
-    A Unigram model has `</s>` as a piece, so it would otherwise find it in text.
-    """
+    """Return a pre-tokenizer that splits the names of special tokens after their first character, so that a model with
+    `</s>` as a piece does not find it in text."""
     from tokenizers import Regex, pre_tokenizers
 
     pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if len(name) > 1)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
 
 from megaptm.errors import UserError
 from megaptm.tokenizers import Tokenizer, load
@@ -111,6 +112,33 @@ def test_text_never_becomes_a_special_token(name, trained):
     tokenizer = trained[name]
     forged = "see <|endoftext|>, </s>, <s><pad>, <extra_id_3>, <mask> <mask>, [CLS], [MASK] and [PAD] here"
     assert set(tokenizer.encode(forged).tolist()) & tokenizer.special.specials <= {role_id(tokenizer, "unknown")}
+
+
+SPECIAL = ["[UNK]", "[MASK]", "</s>"]
+WORDS = {word: id_ for id_, word in enumerate([*SPECIAL, "a", "b", "[", "]", "<", "/s>", "MASK", "MASK]"])}
+
+
+@pytest.mark.parametrize("divided", [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Split(" ", "removed"), None])
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel(WORDS, unk_token="[UNK]"),
+        models.WordPiece(WORDS, unk_token="[UNK]"),
+        models.BPE(WORDS, [], unk_token="[UNK]", ignore_merges=True),
+    ],
+    ids=["words", "wordpiece", "bpe"],
+)
+def test_text_never_becomes_a_special_token_of_undivided_words(model, divided, tmp_path):
+    """`split_special_tokens` of transformers: the model itself finds a name that no pre-tokenizer divides."""
+    library = Library(model)
+    if divided is not None:
+        library.pre_tokenizer = divided
+    library.add_special_tokens(SPECIAL)
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    for text in ("a [MASK] b", "[MASK]", "</s>", "a </s>"):
+        assert not {1, 2} & {*tokenizer.encode(text).tolist(), *tokenizer.encode_batch_with_ends([text])[0][0].tolist()}
+    assert tokenizer.encode("a").tolist() == [3]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
