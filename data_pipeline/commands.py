@@ -30,7 +30,7 @@ from data_pipeline.verify import verify_corpus
 from megaptm.config.yamls import read_override
 from megaptm.console import Console
 from megaptm.errors import UserError
-from megaptm.storage import is_remote, writable_path
+from megaptm.storage import expand_home, is_remote, writable_path
 from megaptm.tokenizers import Tokenizer, load
 
 
@@ -137,7 +137,7 @@ def tokenizer_train(
     """Train a tokenizer on the text that a corpus of these sources would contain, and save it in the folder `out`.
     `settings`: fields of its `TokenizerRecipe`."""
     writable_path(out, "--out")
-    console, folder = console or Console(), Path(out).expanduser()
+    console, folder = console or Console(), expand_home(out)
     if folder.exists() and any(folder.iterdir()) and not overwrite:
         raise UserError(f"{folder} is not empty: choose another folder, or replace it with --overwrite.")
     tokenizer_recipe = TokenizerRecipe(**settings)

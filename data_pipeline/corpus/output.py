@@ -29,7 +29,7 @@ from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import ShardInfo, read_manifest
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk, describe_path_error
-from megaptm.storage import exists, is_remote, join_path, list_files, remove_file, upload
+from megaptm.storage import exists, expand_home, is_remote, join_path, list_files, remove_file, upload
 from megaptm.storage.atomic_file import SUFFIX, sync
 
 MIN_STORED_SECONDS = 60.0
@@ -99,7 +99,7 @@ class LocalOutput(CorpusOutput):
     """Output of a corpus build to a local folder, built next to its destination and renamed."""
 
     def __init__(self, out: str, scratch: str | None, overwrite: bool):
-        self.out = Path(os.path.abspath(Path(out).expanduser()))  # `.` has no name from which to form a sibling folder
+        self.out = Path(os.path.abspath(expand_home(out)))  # `.` has no name from which to form a sibling folder
         self.overwrite = overwrite
         _check_free(self.out, overwrite)
         home = self.out.with_name(self.out.name + BUILDING)
@@ -244,7 +244,7 @@ def _exists_error(out: str) -> UserError:
 
 def _own_folder(scratch: str, out: str) -> Path:
     """Return the folder for `out` inside a scratch folder that several builds may share."""
-    return Path(scratch).expanduser() / hashlib.sha256(out.encode()).hexdigest()[:16]
+    return expand_home(scratch) / hashlib.sha256(out.encode()).hexdigest()[:16]
 
 
 @contextmanager

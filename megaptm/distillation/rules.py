@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,6 +21,7 @@ from megaptm.models.embed_costs import token_costs
 from megaptm.models.head_costs import HEADS, RowClassHeadCosts
 from megaptm.run.saved_model import CONFIG, saved_config
 from megaptm.spec import LayerlessFamily, ModelSpec
+from megaptm.storage import expand_home
 
 
 def _teacher_model(config: Config) -> ModelConfig:
@@ -37,7 +37,7 @@ def with_teacher(config: Config, distill: DistillConfig) -> Config:
     if distill.model:
         return config
     folders = (distill.teacher, *([distill.cached_logits] if distill.cached_logits else []))
-    existing = [folder for path in folders if ((folder := Path(path).expanduser()) / CONFIG).is_file()]
+    existing = [folder for path in folders if ((folder := expand_home(path)) / CONFIG).is_file()]
     return _with_model(config, saved_config(existing[0], _teacher_step(config, distill)).model) if existing else config
 
 
@@ -46,12 +46,12 @@ def _teacher_step(config: Config, distill: DistillConfig) -> int | None:
     newest."""
     if distill.step is not None:
         return distill.step
-    saved: Any = read_newest_state(Path(config.run).expanduser())
+    saved: Any = read_newest_state(expand_home(config.run))
     for key in ("config", "distill", "step"):
         saved = saved.get(key) if isinstance(saved, dict) else None
     if isinstance(saved, int):
         return saved
-    return None if distill.cached_logits is None else cached_teacher_step(Path(distill.cached_logits).expanduser())
+    return None if distill.cached_logits is None else cached_teacher_step(expand_home(distill.cached_logits))
 
 
 def distill_errors(config: Config, distill: DistillConfig) -> Iterator[str]:

@@ -26,7 +26,7 @@ from megaptm.objectives.composed import objective_tasks
 from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec, TokenInput
-from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, is_remote, join_path
+from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, expand_home, is_remote, join_path
 from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
 from megaptm.tokenizers import load as load_tokenizer
 
@@ -203,7 +203,7 @@ def corpus_cache(config: Config) -> Cache:
     """Return the local cache of a run's remote shards, with its size limit and the time for which requests are
     retried."""
     data = config.data
-    folder = Path(data.cache_dir).expanduser() if data.cache_dir else default_cache_folder()
+    folder = expand_home(data.cache_dir) if data.cache_dir else default_cache_folder()
     return Cache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))
 
 

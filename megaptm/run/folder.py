@@ -46,7 +46,7 @@ from megaptm.run.corpora import corpus_cache, corpus_vocabulary
 from megaptm.run.hooks import run_hooks
 from megaptm.run.submission import SCRIPT, SUBMITTED, refuse_queued_run
 from megaptm.run.uploads import refuse_untrusted_uploads, trust_uploads
-from megaptm.storage import refuse_link, write_atomically
+from megaptm.storage import expand_home, refuse_link, write_atomically
 from megaptm.track.journal import FILE as METRICS
 from megaptm.track.loggers import refuse_missing_packages
 from megaptm.track.uri import TYPED_URI, default_tracking_uri, trust_typed_uri
@@ -431,4 +431,4 @@ def has_checkpoint(run: Path) -> bool:
 
 
 def absolute_path(path: str) -> str:
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+    return path if "://" in path else os.path.abspath(expand_home(path))

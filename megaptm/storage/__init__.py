@@ -13,6 +13,7 @@ from megaptm.storage.cache import Cache, default_cache_folder
 from megaptm.storage.files import (
     download,
     exists,
+    expand_home,
     file_sha256,
     file_size,
     is_remote,

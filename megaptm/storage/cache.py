@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,8 +31,16 @@ that file is from a clock that is ahead."""
 
 
 def default_cache_folder() -> Path:
-    """Return the default folder of the cache of remote files: `$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megaptm"
+    """Return the default folder of the cache of remote files: `$XDG_CACHE_HOME/megaptm`, or `~/.cache/megaptm`.
+
+    A user without a home folder, as in many containers, has a folder among the temporary files.
+    """
+    if folder := os.environ.get("XDG_CACHE_HOME"):
+        return Path(folder) / "megaptm"
+    try:
+        return Path.home() / ".cache" / "megaptm"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"megaptm-{os.getuid()}"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,16 @@ def is_remote(location: str | os.PathLike[str]) -> bool:
 
 
 def local_path(location: str | os.PathLike[str]) -> Path:
-    return Path(str(location).removeprefix("file://")).expanduser()
+    return expand_home(str(location).removeprefix("file://"))
+
+
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """Return a path whose leading `~` is replaced by the home folder. Raise `UserError` if there is none, as for the
+    users of many containers and services."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path}: this user has no home folder: set HOME, or give a path without `~`.") from None
 
 
 def read_text_file(

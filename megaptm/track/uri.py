@@ -84,7 +84,7 @@ def _find_logins(uri: str) -> list[str]:
     if not is_tracking_server(uri):
         variable = DATABASE_LOGINS.get(_scheme_of(uri), "")
         return [variable] if os.environ.get(variable) else []
-    files = [str(CREDENTIALS)] if CREDENTIALS.expanduser().exists() else []
+    files = [str(CREDENTIALS)] if os.path.exists(os.path.expanduser(CREDENTIALS)) else []
     return [name for name in LOGIN_VARIABLES if os.environ.get(name)] + files
 
 

@@ -3,12 +3,15 @@
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.storage import AtomicFile, is_unfinished_file, write_atomically, write_session
@@ -143,6 +146,21 @@ def test_full_disk_error_names_file(tmp_path, monkeypatch):
     message = f"no space left on the disk of {tmp_path / 'file'}: free some space"
     with pytest.raises(UserError, match=message), storage_errors_as_user_errors("the output"):
         write_atomically(tmp_path / "file", b"x")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_of_safetensors_have_the_mode_of_the_umask(umask, tmp_path):
+    """safetensors' issue 782: since 0.8 only its owner can read a file, so that a service cannot load an export."""
+    before = os.umask(umask)
+    try:
+        with AtomicFile(tmp_path / "model") as part:
+            part.mkdir()
+            (part / "config.json").write_text("{}")
+            save_file({"weight": np.ones(3)}, part / "model.safetensors")
+    finally:
+        os.umask(before)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "model").iterdir()}
+    assert modes == {0o666 & ~umask}
 
 
 def test_pipe_is_not_replaced(tmp_path):

@@ -4,9 +4,25 @@ import hashlib
 import os
 import time
 
-from megaptm.storage import Cache, RetryPolicy
+import pytest
+
+from megaptm.errors import UserError
+from megaptm.storage import Cache, RetryPolicy, default_cache_folder, expand_home
+from megaptm.track.uri import refuse_foreign_server
 
 HOUR = 3600
+
+
+def test_user_without_home_folder(monkeypatch, tmp_path):
+    """Users of containers and services often have no entry in /etc/passwd, and no HOME."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000_001)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert default_cache_folder() == tmp_path / "megaptm-4000000001"
+    refuse_foreign_server("http://mlflow.example:5000")  # looks for ~/.mlflow/credentials
+    with pytest.raises(UserError, match=r"^~/runs: this user has no home folder: set HOME, or give a path without `~`"):
+        expand_home("~/runs")
 
 
 def test_eviction_spares_downloads_of_other_processes(tmp_path):

@@ -117,7 +117,8 @@ class DataConfig(Section):
     """Check of a shard against the manifest at the first read: every byte (a second per GB, by one process of the run),
     its size, or none."""
     cache_dir: str | None = None
-    """Local folder for shards of corpora at URLs. Default: ~/.cache/megaptm."""
+    """Local folder for shards of corpora at URLs. Default: ~/.cache/megaptm, or, without a home folder,
+    $TMPDIR/megaptm-UID."""
     max_cache_bytes: Count = 64 << 30
     """Maximum bytes of the cache; the least recently used shards are removed."""
     cursors: CursorsConfig | None = None

@@ -39,7 +39,7 @@ from megaptm.families.vit.corpus.folders import ImageFile, is_utf8
 from megaptm.families.vit.corpus.text_steps import InvalidTextError, TextSteps
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.families.vit.token_types import IMAGE_TEXTS
-from megaptm.storage import AtomicFile, file_sha256, write_atomically
+from megaptm.storage import AtomicFile, expand_home, file_sha256, write_atomically
 from megaptm.tokenizers import Tokenizer, load
 
 MAX_TEXT_BYTES = 1 << 20
@@ -305,7 +305,7 @@ def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: Jo
     """Return the tokenizer for texts of images, that of the recipe or one trained on the texts of these shards, and its
     folder."""
     if recipe.folder is not None:
-        subfolder = str(Path(recipe.folder).expanduser())
+        subfolder = str(expand_home(recipe.folder))
     else:
         known = tuple((info.name, info.index_sha256) for info in infos)
         text = ShardTexts(str(work.folder / SHARDS), known, TRAINING_BYTES[recipe.kind])
