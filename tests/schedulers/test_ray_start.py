@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from megaptm.errors import UserError
+from megaptm.schedulers.ray import connection
 from megaptm.schedulers.ray.connection import _start_here, connect_to_ray
 from megaptm.schedulers.ray.start import VARIABLE, StartRetries, retry_seconds
 from tests import ROOT
@@ -145,3 +147,18 @@ def test_dashboard_address_is_refused():
     pytest.importorskip("ray")
     with pytest.raises(UserError, match=r"^http://head:8265 is the address of a dashboard.*set HOST:PORT"):
         connect_to_ray("http://head:8265")
+
+
+def test_cluster_is_reached_without_the_proxy_of_the_environment(monkeypatch):
+    """Ray's issues 6662 and 14350: `http_proxy`, which clusters often set, does not apply to Ray's own connections."""
+    grpc = pytest.importorskip("grpc")
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 5.0)
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        connection._check_grpc(f"127.0.0.1:{port}")
+    finally:
+        server.stop(None)
