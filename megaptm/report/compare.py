@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -50,7 +51,7 @@ def result_rows(histories: Mapping[str, History]) -> list[list[str]]:
     losses = ("training loss", "validation loss", "lowest")
     rows = [["run", "steps", *losses, "tokens/s", "MFU", "peak GiB", "hours", "effective"]]
     for name, history in histories.items():
-        validations = [loss for _, loss in metric_curve(history.records, "validation/loss")]
+        validations = [loss for _, loss in metric_curve(history.records, "validation/loss") if not math.isnan(loss)]
         total, peak = history.time, history.peak_memory
         values = (
             (history.last_step, "{:,}"),

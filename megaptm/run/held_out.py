@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,10 +39,11 @@ class HeldOutLoss:
     """Number of finished steps -> hashes of the losses."""
 
     def add(self, step: int, losses: Mapping[str, float]) -> None:
-        """Add the validation losses after `step` steps; `loss` is that of the mix."""
+        """Add the validation losses after `step` steps; `loss` is that of the mix. NaN is neither higher nor lower."""
         if self.rose is None and self.last is not None and losses["loss"] > self.last:
             self.rose = step
-        self.last = losses["loss"]
+        if not math.isnan(losses["loss"]):
+            self.last = losses["loss"]
         self.recipes[step] = self.recipe
         for name, loss in losses.items():
             self.losses.setdefault(name, {})[step] = loss
@@ -75,13 +77,19 @@ class HeldOutLoss:
         return next(iter(self._sorted(validated, metric, recipe)), None)
 
     def _sorted(self, steps: Iterable[int], metric: str, recipe: str) -> list[int]:
-        """Return the steps with a value of a metric under a recipe, the lowest value first."""
+        """Return the steps with a value of a metric under a recipe, the lowest value first. NaN, which would make the
+        order random, is no value."""
         values = self.losses.get(metric.removeprefix(PREFIX), {})
-        own = (step for step in sorted(steps) if step in values and self._recipe(step, metric) == recipe)
+        known = (step for step in sorted(steps) if step in values and not _is_nan(values[step]))
+        own = (step for step in known if self._recipe(step, metric) == recipe)
         return sorted(own, key=lambda step: values[step])
 
     def _recipe(self, step: int, metric: str) -> str:
         return str(self.recipes.get(step, {}).get(validation_set_of(metric), ""))
+
+
+def _is_nan(value: float) -> bool:
+    return isinstance(value, float) and math.isnan(value)  # a damaged state may have an integer of any size
 
 
 def read_saved_loss(value: Any) -> float | None:

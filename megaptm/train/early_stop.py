@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ class EarlyStop:
         self.num_worse = 0
 
     def add(self, means: Mapping[str, float]) -> None:
-        """Add the losses of a validation. A loss without labels in it does not count."""
+        """Add the losses of a validation. A loss without labels in it does not count; NaN is no improvement."""
         value = None if self.config is None else means.get(self.config.metric.removeprefix(PREFIX))
         if self.config is None or value is None:
             return
-        if self.lowest is None or value < self.lowest - self.config.min_delta:
+        if not math.isnan(value) and (self.lowest is None or value < self.lowest - self.config.min_delta):
             self.lowest, self.num_worse = value, 0
         else:
             self.num_worse += 1
@@ -42,10 +43,8 @@ class EarlyStop:
         if self.config is None or self.num_worse < self.config.patience:
             return None
         delta = f" by {self.config.min_delta:g}" if self.config.min_delta else ""
-        return (
-            f"early stopping: {self.config.metric} has not fallen below {self.lowest:.4f}{delta} in {self.num_worse} "
-            "validations (train.stop)"
-        )
+        fact = "been a number" if self.lowest is None else f"fallen below {self.lowest:.4f}{delta}"
+        return f"early stopping: {self.config.metric} has not {fact} in {self.num_worse} validations (train.stop)"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that checkpoints keep."""
@@ -65,8 +64,10 @@ class EarlyStop:
         if self.config is None or (state.get("metric"), state.get("recipe")) != (self.config.metric, self.recipe):
             return
         lowest, num_worse = state.get("lowest"), state.get("num_worse")
-        if (loss := read_saved_loss(lowest)) is not None and isinstance(num_worse, int):
-            self.lowest, self.num_worse = loss, num_worse
+        loss = None if lowest is None else read_saved_loss(lowest)
+        if isinstance(num_worse, int) and (lowest is None) == (loss is None):
+            # Earlier versions took NaN for the lowest loss.
+            self.lowest, self.num_worse = None if loss is not None and math.isnan(loss) else loss, num_worse
 
 
 def build_early_stop(config: Config, losses: Collection[str] | None = None) -> EarlyStop:

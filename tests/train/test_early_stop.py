@@ -1,5 +1,6 @@
 """Early stopping by a validation loss."""
 
+import math
 import shutil
 
 import pytest
@@ -29,6 +30,25 @@ def stopped(real_corpus, tmp_path_factory):
     keys = ("layout.data=2", "hub.export_every=1000", STOP)
     megaptm("train", *arguments("gpt2", folder, real_corpus("byte-bpe"), *SETTINGS, *keys))
     return folder
+
+
+def test_nan_is_not_the_lowest_loss():
+    """Lightning's issue 2636: after a first value of NaN no loss was lower, and the run ended while its loss fell."""
+    early_stop = EarlyStop(StopConfig(patience=PATIENCE))
+    early_stop.add({"loss": math.nan})
+    resumed = EarlyStop(StopConfig(patience=PATIENCE))
+    resumed.restore(early_stop.state_dict())
+    assert (resumed.lowest, resumed.num_worse) == (None, 1)
+    for loss in (3.0, 2.0, 1.0):
+        resumed.add({"loss": loss})
+    assert (resumed.lowest, resumed.num_worse, resumed.reason()) == (1.0, 0, None)
+
+
+def test_run_of_which_each_validation_loss_is_nan_stops():
+    early_stop = EarlyStop(StopConfig(patience=PATIENCE))
+    for _ in range(PATIENCE):
+        early_stop.add({"loss": math.nan})
+    assert early_stop.reason() == "early stopping: validation/loss has not been a number in 2 validations (train.stop)"
 
 
 def stop_events(run):

@@ -1,6 +1,7 @@
 """Checkpoints that a run retains, and the commands that look at them."""
 
 import json
+import math
 from dataclasses import asdict
 
 import pytest
@@ -123,6 +124,18 @@ def test_losses_of_another_recipe_are_not_compared():
     retained = [second.retained_steps([10, 20, 30, 40], keep) for keep in (KeepConfig(best=1), by_set)]
     assert retained == [{20, 40}, {10, 30}]
     assert second.best_step([10, 20, 30, 40], "validation/loss") == 40
+
+
+def test_nan_is_not_the_best_loss():
+    """Lightning's issues 1008 and 2636: a comparison with NaN is false, so that sorting put step 1 before step 3."""
+    losses = HeldOutLoss()
+    for step, loss in ((1, 3.0), (2, math.nan), (3, 2.0)):
+        losses.add(step, {"loss": loss})
+    assert losses.best_step([1, 2, 3], "validation/loss") == 3
+    assert losses.retained_steps([1, 2, 3], KeepConfig(best=1)) == {3}
+    losses.add(4, {"loss": math.nan})
+    losses.add(5, {"loss": 2.5})
+    assert losses.rose == 5
 
 
 def test_invalid_losses_of_a_checkpoint_are_ignored(tmp_path):
