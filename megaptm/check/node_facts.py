@@ -12,7 +12,7 @@ import click
 import psutil
 
 from megaptm.check.software import software_facts
-from megaptm.node import node_name
+from megaptm.node import available_cpus, node_name
 
 LINE_BYTES = 1000
 """Maximum bytes of a line of facts that a node prints. srun splits lines of several processes into pieces of 1,024
@@ -32,7 +32,7 @@ def main(token: Path | None, visible: tuple[Path, ...], writable: tuple[Path, ..
     _print_fact(
         "unwritable", [index for index, path in enumerate(writable) if not os.access(nearest_folder(path), os.W_OK)]
     )
-    _print_fact("cpus", len(os.sched_getaffinity(0)))
+    _print_fact("cpus", available_cpus())
     _print_fact("memory_bytes", psutil.virtual_memory().total)
     for name, fact in software_facts().items():
         _print_fact(name, fact)

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import IO
 
 from megaptm.launch.log_tee import LogTee
+from megaptm.node import available_cpus
 from megaptm.processes import end_with_parent
 from megaptm.resilience.failures import ProcessExit, failed_exits
 from megaptm.resilience.signals import handled_signals
@@ -165,7 +166,7 @@ def rank_environments(
 ) -> dict[int, dict[str, str]]:
     """Return the environment variables of each rank on this machine. Cores are shared equally unless `threads` is
     set."""
-    default_threads = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(ranks)))}
+    default_threads = {"OMP_NUM_THREADS": str(max(1, available_cpus() // len(ranks)))}
     configured_threads = {"OMP_NUM_THREADS": str(threads)} if threads is not None else {}
     rendezvous_variables = {
         "MASTER_ADDR": rendezvous.address,
