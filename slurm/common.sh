@@ -301,7 +301,11 @@ on_node() {
 
 # Node names need not be host names.
 address_of() {
-    getent hosts "$1" | awk '{print $1; exit}' | grep . || scontrol show node "$1" --oneliner | grep -oP '(?<=NodeAddr=)\S+'
+    local family # `hosts` prefers IPv6, which needs brackets before a port
+    for family in ahostsv4 hosts; do
+        getent "$family" "$1" | awk '{print $1; exit}' | grep . && return
+    done
+    scontrol show node "$1" --oneliner | grep -oP '(?<=NodeAddr=)\S+'
 }
 
 if [[ ${MEGAPTM_IMAGE-} ]]; then # the container has no Slurm commands to find the first node

@@ -1,6 +1,7 @@
 """Slurm's commands that do not answer or are not installed; real answers are tested with a cluster."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -10,6 +11,7 @@ from megaptm.schedulers.slurm.command import run_slurm
 from megaptm.schedulers.slurm.environment import torch_variables
 from megaptm.schedulers.slurm.jobs import check_submission, job_state, slurm_job_fields
 from megaptm.schedulers.slurm.nodes import run_on_slurm_nodes
+from tests import ROOT
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}
 STEP |= {"SLURM_JOB_NODELIST": "node1"}
@@ -37,6 +39,41 @@ def test_hanging_command_is_not_awaited(reason):
         run_on_slurm_nodes("module", [], 1.0)
     with pytest.raises(UserError, match=reason):
         torch_variables(os.environ)
+
+
+def write_command(folder, name, *lines):
+    (folder / name).write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("node", "node_address", "address"),
+    [("127.0.0.1", "", "127.0.0.1"), ("::1", "", "::1"), ("no-host.invalid", "::1", "::1")],
+)
+def test_address_of_the_first_node(node, node_address, address, tmp_path, monkeypatch):
+    """pytorch's issue 150533: `gethostbyname` finds no node that has only IPv6."""
+    write_command(tmp_path, "scontrol", f'[ "$2" = hostnames ] && echo {node} || echo NodeAddr={node_address}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert torch_variables(STEP)["MASTER_ADDR"] == address
+
+
+def test_node_without_address_is_an_error(tmp_path, monkeypatch):
+    write_command(tmp_path, "scontrol", '[ "$2" = hostnames ] && echo no.invalid || echo NodeAddr=no-host.invalid')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"first node of this job, no\.invalid, has no address: set MASTER_ADDR"):
+        torch_variables(STEP)
+
+
+def test_script_prefers_ipv4_addresses(tmp_path):
+    """Ray's address is HOST:PORT, and `getent hosts` returns the IPv6 address of a node that has both."""
+    write_command(tmp_path, "getent", '[ "$1" = ahostsv4 ] && echo "10.0.0.1 STREAM $2" || echo "fd00::1 $2"')
+    script = (ROOT / "slurm/common.sh").read_text()
+    function = script[script.index("address_of() {") :].partition("\n}")[0] + "\n}"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", f"{function}\naddress_of node1"], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "10.0.0.1\n"
 
 
 @pytest.mark.parametrize("name", ["sbatch", "squeue"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
 from megaptm.errors import UserError, read_integer_variable
 from megaptm.schedulers.rendezvous import RENDEZVOUS_PORTS
@@ -35,14 +36,20 @@ def _first_address(environ: Mapping[str, str]) -> str:
 def _ip_address(host: str) -> str:
     """Return the IP address of a node of a Slurm job. Node names need not be host names; Slurm's NodeAddr is the
     fallback."""
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        pass
+    if (address := _resolve(host)) is not None:
+        return address
     for field in _run_scontrol("show", "node", host, "--oneliner").split():
-        if field.startswith("NodeAddr="):
-            return socket.gethostbyname(field.removeprefix("NodeAddr="))
+        if field.startswith("NodeAddr=") and (address := _resolve(field.removeprefix("NodeAddr="))) is not None:
+            return address
     raise UserError(f"the first node of this job, {host}, has no address: set MASTER_ADDR.")
+
+
+def _resolve(host: str) -> str | None:
+    """Return the IPv4 address of a host, or else its IPv6 address; None without any."""
+    with suppress(OSError):
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return str(min(entries, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+    return None
 
 
 def _run_scontrol(*arguments: str) -> str:
