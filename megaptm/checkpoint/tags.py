@@ -44,7 +44,7 @@ def add_tag(run: Path, step: int, tag: str) -> None:
         )
     try:
         refuse_link(folder := find_committed(run)[step])
-        os.close(os.open(folder / f"{PREFIX}{tag}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+        os.close(os.open(folder / f"{PREFIX}{tag}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
         sync(folder)
     except (KeyError, FileNotFoundError):
         raise UserError(f"the checkpoint of step {step:,} in {run} was just removed: tag another.") from None

@@ -108,7 +108,7 @@ class Verdicts:
 
     def _write_verdict(self, shard: int, verdict: int) -> None:
         with suppress(OSError):
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 os.pwrite(descriptor, bytes([verdict]), shard)
             finally:
@@ -117,7 +117,7 @@ class Verdicts:
     def _claim_shard(self, shard: int) -> bool:
         """Whether this process shall check a shard."""
         try:
-            os.close(os.open(self._claim_path(shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            os.close(os.open(self._claim_path(shard), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
         except FileExistsError:
             return False
         except OSError:  # without a place for claims each process checks all its shards

@@ -12,7 +12,7 @@ from pathlib import Path
 from megaptm.errors import UserError
 
 
-def safe_open(path: Path, flags: int, mode: int = 0o644) -> int:
+def safe_open(path: Path, flags: int, mode: int = 0o666) -> int:
     """Open the regular file at `path` with `flags` of `os.open`; return its descriptor.
 
     Raises `UserError` for a link, a pipe, a device, or a hard link to a file elsewhere.

@@ -64,6 +64,18 @@ def test_run_files_must_not_be_links(run, user_file, name, make_link):
     assert user_file.read_text() == PRECIOUS
 
 
+@pytest.mark.parametrize("umask", [0o002, 0o022])
+def test_files_of_a_run_have_the_mode_of_the_umask(umask, run):
+    """filelock's issue 378: a lock of mode 0644 keeps the other users of a group from continuing a run."""
+    before = os.umask(umask)
+    try:
+        with RunLock(run), Events(run):
+            pass
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (run / "lock", run / "events.jsonl")} == {0o666 & ~umask}
+
+
 def test_broken_link_creates_no_file(run, tmp_path):
     (run / "events.jsonl").symlink_to(tmp_path / "absent")
     with pytest.raises(UserError, match="is a link to"):
