@@ -40,7 +40,6 @@ def _download_snapshot(name: str) -> Path:
     try:
         # Queried once first: the download of a missing model would be retried many times.
         revision = HfApi().model_info(name, timeout=TIMEOUT_SECONDS).sha
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILE_PATTERNS)))
     except RepositoryNotFoundError:
         raise UserError(
             f"{absent}the Hugging Face hub has no public model of that name: correct the path or the name, or log in "
@@ -55,3 +54,10 @@ def _download_snapshot(name: str) -> Path:
                 f"{absent}the Hugging Face hub cannot be reached ({brief_message(error)}): correct the path, or "
                 f"download the model on a machine with network access (`hf download {name}`) and give its folder."
             ) from None
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILE_PATTERNS)))
+    except Exception as error:  # not an earlier copy, which may be another version or incomplete
+        raise UserError(
+            f"{name} was not completely downloaded from the Hugging Face hub ({brief_message(error)}): start again; "
+            "the files that are here are not downloaded again."
+        ) from None

@@ -26,6 +26,8 @@ class Hub(BaseHTTPRequestHandler):
 
     folder: Path
     requests: list[str]
+    broken: tuple[str, ...] = ()
+    """Names of files that the server does not send."""
 
     def do_HEAD(self) -> None:
         self.answer(body=False)
@@ -44,6 +46,8 @@ class Hub(BaseHTTPRequestHandler):
         elif kind == "/api/models/":
             content = json.dumps({"id": NAME, "sha": REVISION, "siblings": [{"rfilename": f.name} for f in files]})
             self.send(200, content.encode(), body)
+        elif endpoint.endswith(self.broken or ("\0",)):
+            self.send(403, b"", body)
         elif kind == "/" and endpoint.startswith(f"/resolve/{REVISION}/"):
             self.send(200, (self.folder / endpoint.rpartition("/")[2]).read_bytes(), body)
         else:
@@ -95,6 +99,23 @@ def test_download_skips_pickles(hub: type[Hub]) -> None:
     assert not any(path.endswith(".bin") for path in hub.requests)
     # Without these, images would be preprocessed with defaults.
     assert all((folder / name).read_text() == "{}" for name in (PROCESSOR, PROCESSOR_OF_MODEL))
+
+
+def test_incomplete_download_is_not_replaced_by_an_earlier_copy(hub: type[Hub], tmp_path: Path) -> None:
+    """mlxcel's issue 604: part of a model, or another version of it, was used without a word."""
+    earlier = tmp_path / "cache" / f"models--{NAME.replace('/', '--')}"
+    (earlier / "snapshots" / "earlier").mkdir(parents=True)
+    (earlier / "refs").mkdir()
+    (earlier / "refs" / "main").write_text("earlier")
+    hub.broken = ("model.safetensors",)
+    with pytest.raises(UserError, match=rf"^{NAME} was not completely downloaded .*: start again; the files"):
+        find_or_download(NAME)
+
+
+@pytest.mark.parametrize("name", ["spm.model", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja"])
+def test_tokenizer_files_are_downloaded(name: str, hub: type[Hub]) -> None:
+    (hub.folder / name).write_text("x")
+    assert (find_or_download(NAME) / name).read_text() == "x"
 
 
 def test_unknown_name_needs_one_request(hub: type[Hub]) -> None:
