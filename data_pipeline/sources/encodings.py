@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -28,10 +28,12 @@ GUESSED_CODECS = (
     "cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874", "cp866",
     "koi8_r", "koi8_u", "iso8859_2", "iso8859_3", "iso8859_4", "iso8859_5", "iso8859_6", "iso8859_7", "iso8859_8",
     "iso8859_10", "iso8859_13", "iso8859_14", "iso8859_15", "iso8859_16", "mac_roman", "mac_cyrillic", "gb18030",
-    "big5", "big5hkscs", "cp932", "shift_jis", "euc_jp", "iso2022_jp", "cp949", "euc_kr", "utf_16_le", "utf_16_be",
+    "big5", "big5hkscs", "cp932", "shift_jis", "euc_jp", "iso2022_jp", "cp949", "euc_kr",
 )
 # fmt: on
 """Codecs that may be guessed: those of the web's Encoding Standard. Others, such as EBCDIC, fit almost any bytes."""
+UTF_16 = ("utf_16_le", "utf_16_be")
+"""Codecs that may be guessed for a file, but not for a line or a row: they turn any two letters into a Chinese one."""
 SURROGATE_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
 """Character above U+FFFF as two surrogates of three bytes (CESU-8), as Java and Oracle write it."""
 
@@ -91,7 +93,7 @@ def detect_file_encoding(file: InputFile) -> Encoding:
     if encoding.codec != "auto":
         return encoding
     sample = _sample_not_utf8(read_chunks(file))
-    guess = _guess_codec(sample) if sample else None
+    guess = _guess_codec(sample, (*GUESSED_CODECS, *UTF_16)) if sample else None
     return Encoding(guess, {"encoding": guess}) if guess else Encoding("utf-8")
 
 
@@ -176,11 +178,11 @@ def is_damaged_utf8(data: bytes) -> bool:
     return len(text) - len(text.encode("ascii", "ignore")) - replaced >= max(1, replaced)
 
 
-def _guess_codec(data: bytes) -> str | None:
+def _guess_codec(data: bytes, candidates: Sequence[str] = GUESSED_CODECS) -> str | None:
     """Guess the codec of a sample that is not UTF-8; None if no codec is likely."""
     with require_library("charset-normalizer"):
         from charset_normalizer import from_bytes
     if is_damaged_utf8(data):
         return None
-    best = from_bytes(data, cp_isolation=[*GUESSED_CODECS]).best()
+    best = from_bytes(data, cp_isolation=[*candidates]).best()
     return best.encoding if best else None

@@ -28,9 +28,13 @@ def documents_of_rows(rows: Iterable[Row], span: Span, handler: UnreadableHandle
         try:
             if sum(len(value) for value in record.values() if isinstance(value, bytes)) > max_line_bytes(source):
                 raise line_too_long_error(source)
-            decoded = {field: _to_json_value(value, encoding) for field, value in record.items()}
+            guessed: dict[str, Any] = {}
+            decoded = {
+                field: _to_json_value(value, encoding, guessed if field in source.fields else {})
+                for field, value in record.items()
+            }
             text, part_notes = text_and_notes(decoded, source)
-            notes = select_notes(decoded, source, {**encoding.notes, **part_notes})
+            notes = select_notes(decoded, source, {**guessed, **part_notes})
         except Exception as error:
             handler.handle_record(f"{name}@{row}", f"row {row:,}", to_unreadable_record(error))
             continue
@@ -83,14 +87,16 @@ def arrow_message(error: Exception) -> str:
     return brief_message(error)
 
 
-def _to_json_value(value: Any, encoding: Encoding) -> Any:
-    """Convert a value of a row to a type that JSON can represent."""
+def _to_json_value(value: Any, encoding: Encoding, notes: dict[str, Any]) -> Any:
+    """Convert a value of a row to a type that JSON can represent. The notes of its encoding are added to `notes`."""
     if isinstance(value, bytes):
-        return encoding.decode(value)[0]
+        text, notes_of_text = encoding.decode(value)
+        notes.update(notes_of_text)
+        return text
     if isinstance(value, list | tuple):
         if PLAIN_TYPES.issuperset(map(type, value)):  # such as thousands of token ids
             return list(value)
-        return [_to_json_value(inner, encoding) for inner in value]
+        return [_to_json_value(inner, encoding, notes) for inner in value]
     if isinstance(value, dict):
-        return {str(name): _to_json_value(inner, encoding) for name, inner in value.items()}
+        return {str(name): _to_json_value(inner, encoding, notes) for name, inner in value.items()}
     return value if value is None or isinstance(value, str | int | float) else str(value)

@@ -43,24 +43,28 @@ def page_too_long_error(longest: int) -> UnreadableRecord:
 def decode_page(page: bytes, parameters: str) -> tuple[str, dict[str, Any]]:
     """Decode an HTML page; the notes hold `encoding` if it is not UTF-8. Raises `UnreadableRecord`.
 
-    Tries UTF-8 first, because text in another encoding is almost never valid UTF-8; then the charset of the HTTP
-    header, the one that the page declares, and the one detected from its bytes, unless the page is UTF-8 with a few
-    wrong bytes.
+    Tries UTF-8 first, because text in another encoding is almost never valid UTF-8. As in a browser, a few wrong bytes
+    are replaced by U+FFFD. Then the charset of the HTTP header, the one that the page declares, and the one detected
+    from its bytes are tried.
     """
+    try:
+        return page.decode().removeprefix("\ufeff"), {}
+    except UnicodeDecodeError:
+        if is_damaged_utf8(page):
+            return page.decode("utf-8", "replace").removeprefix("\ufeff"), {}
     with require_library("resiliparse"):
         from resiliparse.parse.encoding import detect_encoding
 
     charset = CHARSET.search(parameters)
     declared = XML_DECLARED.match(page[:1024])
     for codec in (
-        "utf-8",
         charset and charset[1],
         declared and declared[1].decode(),
-        None if is_damaged_utf8(page) else detect_encoding(page, from_html_meta=True),
+        detect_encoding(page, from_html_meta=True),
     ):
         try:
-            text, name = page.decode(codec or "utf-8"), codecs.lookup(codec or "utf-8").name
-            return text.removeprefix("\ufeff"), {} if name == "utf-8" else {"encoding": name}
+            if codec:
+                return page.decode(codec).removeprefix("\ufeff"), {"encoding": codecs.lookup(codec).name}
         except (UnicodeError, LookupError):
             continue
     raise UnreadableRecord("unknown encoding", "is in no encoding that it declares or resembles", "convert it to UTF-8")

@@ -48,11 +48,13 @@ def test_html_encoding(codec, content, options, tmp_path):
     assert TEXT in document.text
 
 
-def test_page_of_damaged_utf8_is_dropped(tmp_path):
-    """charset_normalizer's issue 516: one wrong byte turned all other characters of a page into those of GB 18030."""
-    content = page("Grüße 🙂 aus Köln. " * 20).encode() + b"\xf0\x9f"
-    result = reading(written(tmp_path / "a.html", content))
-    assert (result.texts, result.counts) == ([], {"unknown encoding": 1})
+@pytest.mark.parametrize("text", ["Café au lait.", "Grüße 🙂 aus Köln. " * 20, TEXT])
+def test_wrong_byte_in_a_page_is_replaced(text, tmp_path):
+    """charset_normalizer's issue 516: one wrong byte garbled all other characters of a page, or lost it."""
+    content = page(text).encode().replace(b"<title>", b"<title>\xe9")
+    [document] = reading(written(tmp_path / "a.html", content)).documents
+    assert document.text.startswith(f"Of bridges\n\n{text.strip()} A bridge")
+    assert document.notes == {}
 
 
 def test_html_without_text_is_dropped(tmp_path, monkeypatch, refusal):

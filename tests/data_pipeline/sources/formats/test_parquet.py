@@ -8,6 +8,7 @@ from pyarrow import parquet
 from data_pipeline.deduplicate.json_lines import document_from_line, document_to_line
 from data_pipeline.document import DropCounts
 from data_pipeline.sources import pieces, read_span
+from data_pipeline.sources.encodings import GUESSED_CODECS
 from data_pipeline.sources.formats import parquet as reader
 from tests.data_pipeline.sources.reading import reading, span_of, written
 
@@ -69,6 +70,15 @@ def test_invalid_rows_are_dropped(tmp_path, refusal):
     assert (result.texts, result.counts) == (["one", "two"], {"no text field": 1, "not UTF-8": 1})
     assert "a.parquet row 1 has no string in its field `text`" in refusal(path)
     assert reading(path, encoding="latin-1").texts == ["one", "café", "two"]
+
+
+def test_guessed_codec_of_a_row_is_noted(tmp_path):
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table({"text": [b"caf\xe9", "naïve".encode()]}), path)
+    guessed, valid = reading(path, encoding="auto").documents
+    assert guessed.text.startswith("caf"), "two letters are one Chinese character in UTF-16"
+    assert guessed.notes["encoding"] in GUESSED_CODECS
+    assert (valid.text, valid.notes) == ("naïve", {})
 
 
 def test_long_rows_are_split(tmp_path, monkeypatch):
