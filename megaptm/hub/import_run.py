@@ -135,7 +135,12 @@ def import_run(
 
 
 def _find_contradicted_text(source: str, folder: str | Path | None, tokenizer: Tokenizer | None) -> str | None:
-    own = Path(folder) if folder is not None else find_or_download(source)
+    """Return the text of `find_contradicted_text` for the tokenizer of an imported model, in its own folder or another
+    one."""
+    try:
+        own = Path(folder) if folder is not None else find_or_download(source)
+    except UserError:  # the hub no longer answers; the model is imported
+        return None
     if tokenizer is None or not (own / TOKENIZER_FILE).is_file():
         return None
     return find_contradicted_text(own, tokenizer)
