@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -139,5 +140,6 @@ def encode_prompt(tokenizer: Tokenizer, text: str, special_ids: tuple[int, ...])
     # RoBERTa's mask token absorbs the space before it, as the masked token did.
     takes_space = {token["content"] for token in tokenizer.content.get("added_tokens", ()) if token.get("lstrip")}
     nexts = [*parts[1:], ""]
-    parts = [part.rstrip() if after in takes_space else part for part, after in zip(parts, nexts, strict=True)]
-    return [id_ for part in parts for id_ in ([ids[part]] if part in ids else tokenizer.encode(part).tolist())]
+    first, *parts = (part.rstrip() if after in takes_space else part for part, after in zip(parts, nexts, strict=True))
+    encoded = [[ids[part]] if part in ids else tokenizer.encode_continuation(part).tolist() for part in parts]
+    return [*tokenizer.encode(first).tolist(), *chain(*encoded)]

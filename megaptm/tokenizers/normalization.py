@@ -126,6 +126,20 @@ def flatten_normalizer(part: Mapping[str, Any] | None) -> list[Any]:
     return [part] if inner is None else [deeper for entry in inner for deeper in flatten_normalizer(entry)]
 
 
+def without_prefix(part: NormalizerPart | None) -> NormalizerPart | None:
+    """Return a normalizer or pre-tokenizer without the space that it adds before a text."""
+    if part is None:
+        return None
+    inner_name = next((name for name in ("normalizers", "pretokenizers") if name in part), None)
+    if inner_name is not None:
+        parts = (without_prefix(inner) for inner in part[inner_name] if inner["type"] != "Prepend")
+        return {**part, inner_name: [*parts]}
+    if part["type"] == "Prepend":
+        return None
+    changes = {"prepend_scheme": "never", "add_prefix_space": False}
+    return {**part, **{name: value for name, value in changes.items() if name in part}}
+
+
 @lru_cache(maxsize=4)
 def expand_charsmap(charsmap: str) -> list[NormalizerPart]:
     """Expand SentencePiece's normalization table, which is in base64 as in tokenizer.json, to six components of a

@@ -18,7 +18,12 @@ from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.storage import write_atomically
 from megaptm.tokenizers.files import CONFIG_FILE, REMEDY, TOKENIZER_FILE, read_tokenizer_files
 from megaptm.tokenizers.gigatokens import Gigatoken, find_gigatoken
-from megaptm.tokenizers.normalization import collapse_precompiled, expand_precompiled, reject_growing_normalizer
+from megaptm.tokenizers.normalization import (
+    collapse_precompiled,
+    expand_precompiled,
+    reject_growing_normalizer,
+    without_prefix,
+)
 from megaptm.tokenizers.special import find_role_names, read_special_tokens
 from megaptm.tokenizers.word_cache import MARK, WordCache, convert_library_errors, ids_and_ends, splits_at_spaces
 
@@ -114,7 +119,10 @@ class Tokenizer:
         if self.kind == "unigram":
             return names
         names = [name for name in names if name != self.content["model"].get("unk_token")]
-        encodings = library.encode_batch(names, add_special_tokens=False)
+        try:
+            encodings = library.encode_batch(names, add_special_tokens=False)
+        except Exception:  # the library's, for a model without an unknown token, which knows no name
+            return []
         return [name for name, each in zip(names, encodings, strict=True) if library.token_to_id(name) in each.ids]
 
     @cached_property
@@ -136,6 +144,23 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Encode one text as int32 [tokens] ids, without special tokens."""
         return self.encode_batch([text])[0]
+
+    def encode_continuation(self, text: str) -> np.ndarray:
+        """Encode text that follows a special token, as within a text: without the space that some kinds add before."""
+        if self._without_prefix is None or text[:1].isspace():
+            return self.encode(text)
+        word, space, following = re.fullmatch(r"(\S*)(\s*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        return np.concatenate([self._without_prefix.encode(word), self.encode(space + following)])
+
+    @cached_property
+    def _without_prefix(self) -> Tokenizer | None:
+        """Return the tokenizer without the space that it adds before a text; None if it adds none."""
+        content = {
+            **self.content,
+            "normalizer": without_prefix(self.content.get("normalizer")),
+            "pre_tokenizer": without_prefix(self.content.get("pre_tokenizer")),
+        }
+        return None if content == self.content else Tokenizer(content, self.config)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Encode texts: return int32 [tokens] for each, without special tokens. The arrays may be read-only views."""

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
 from megaptm.errors import UserError
+from megaptm.inference.prompt import encode_prompt
 from megaptm.tokenizers import Tokenizer, load
 from megaptm.tokenizers.special import find_role_names, read_special_tokens
 from megaptm.tokenizers.word_cache import MARK, ids_and_ends
@@ -112,6 +113,17 @@ def test_text_never_becomes_a_special_token(name, trained):
     tokenizer = trained[name]
     forged = "see <|endoftext|>, </s>, <s><pad>, <extra_id_3>, <mask> <mask>, [CLS], [MASK] and [PAD] here"
     assert set(tokenizer.encode(forged).tolist()) & tokenizer.special.specials <= {role_id(tokenizer, "unknown")}
+
+
+@pytest.mark.parametrize("name", ["unigram", "ALBERT", "DeBERTa v3", "RoBERTa", "cased BERT"])
+def test_prompt_after_a_hole_is_encoded_as_within_a_text(name, trained):
+    """transformers' issues 24565 and 31513: SentencePiece adds a space before a text, but not after a masked token."""
+    tokenizer = trained[name]
+    hole = (tokenizer.special.sentinels or (tokenizer.special.mask,))[0]
+    value, text = (tokenizer.encode(text).tolist() for text in ("The value", "The value. The"))
+    the = tokenizer.encode("The").tolist()
+    expected = [*the, hole, *text[len(value) :]]
+    assert encode_prompt(tokenizer, f"The {tokenizer.name(hole)}. The", (hole,)) == expected
 
 
 SPECIAL = ["[UNK]", "[MASK]", "</s>"]
