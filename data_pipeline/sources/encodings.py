@@ -34,6 +34,12 @@ GUESSED_CODECS = (
 """Codecs that may be guessed: those of the web's Encoding Standard. Others, such as EBCDIC, fit almost any bytes."""
 UTF_16 = ("utf_16_le", "utf_16_be")
 """Codecs that may be guessed for a file, but not for a line or a row: they turn any two letters into a Chinese one."""
+NO_MARK = (
+    "not UTF-8",
+    "is probably UTF-16 without a byte order mark",
+    "set `encoding: utf-16-le` or `utf-16-be` for its source, or convert it to UTF-8",
+)
+"""Reason, problem and remedy for UTF-16 that would be valid UTF-8 with NUL bytes."""
 SURROGATE_PAIR = re.compile(rb"\xed[\xa0-\xaf][\x80-\xbf]\xed[\xb0-\xbf][\x80-\xbf]")
 """Character above U+FFFF as two surrogates of three bytes (CESU-8), as Java and Oracle write it."""
 
@@ -158,14 +164,6 @@ def guess_utf16(data: bytes | bytearray) -> str | None:
     if 3 * max(first, second) < len(sample) or 8 * min(first, second) > max(first, second) or not sample:
         return None
     return "utf-16-le" if second > first else "utf-16-be"
-
-
-NO_MARK = (
-    "not UTF-8",
-    "is probably UTF-16 without a byte order mark",
-    "set `encoding: utf-16-le` or `utf-16-be` for its source, or convert it to UTF-8",
-)
-"""Reason, problem and remedy for UTF-16 that would be valid UTF-8 with NUL bytes."""
 
 
 def is_damaged_utf8(data: bytes) -> bool:
