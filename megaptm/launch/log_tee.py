@@ -31,7 +31,7 @@ class LogTee(threading.Thread):
     def run(self) -> None:
         with self._source, self._log.open("ab", buffering=0) as log:
             while True:
-                if self.held and not wait([self._source], HOLD_SECONDS):
+                if self.held and not wait([self._source.fileno()], HOLD_SECONDS):
                     self.release()
                 chunk = os.read(self._source.fileno(), 65536)
                 if not chunk:
