@@ -147,10 +147,13 @@ class Tokenizer:
 
     def encode_continuation(self, text: str) -> np.ndarray:
         """Encode text that follows a special token, as within a text: without the space that some kinds add before."""
-        if self._without_prefix is None or text[:1].isspace():
+        inner = self._without_prefix
+        if inner is None:
             return self.encode(text)
+        if not np.array_equal(inner.encode(" a"), inner.encode("a")):  # no part removes spaces
+            return inner.encode(text)
         word, space, following = re.fullmatch(r"(\S*)(\s*)(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
-        return np.concatenate([self._without_prefix.encode(word), self.encode(space + following)])
+        return np.concatenate([inner.encode(word), self.encode(space + following)])
 
     @cached_property
     def _without_prefix(self) -> Tokenizer | None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from megaptm.errors import UserError
 from megaptm.inference.prompt import encode_prompt
@@ -124,6 +124,23 @@ def test_prompt_after_a_hole_is_encoded_as_within_a_text(name, trained):
     the = tokenizer.encode("The").tolist()
     expected = [*the, hole, *text[len(value) :]]
     assert encode_prompt(tokenizer, f"The {tokenizer.name(hole)}. The", (hole,)) == expected
+
+
+@pytest.mark.parametrize("text", ["a b", " a b", ". b", "  a", ""])
+@pytest.mark.parametrize("prefix", ["Metaspace", "Prepend"])
+def test_text_after_a_hole_has_no_other_space(prefix, text):
+    """A normalizer of Llama adds a space also before a text that begins with one."""
+    marked = [f"{MARK}{letter}" for letter in "ab."]
+    pieces = [MARK, *"ab.x", *marked]
+    merges = [(MARK, letter) for letter in "ab."]
+    library = Library(models.BPE({piece: id_ for id_, piece in enumerate(pieces)}, merges))
+    if prefix == "Prepend":
+        library.normalizer = normalizers.Sequence([normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)])
+    else:
+        library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer = Tokenizer(json.loads(library.to_str()), {})
+    in_text = tokenizer.encode(f"x{text}").tolist()[len(tokenizer.encode("x")) :]
+    assert tokenizer.encode_continuation(text).tolist() == in_text
 
 
 SPECIAL = ["[UNK]", "[MASK]", "</s>"]
