@@ -233,6 +233,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
         tokenizer = Tokenizer(content, config)
         _ = tokenizer.kind, tokenizer.special  # parsed here, so that the error names the file
         reject_growing_normalizer(content.get("normalizer"))
+        _check_post_processor(content)
     except UserError:
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are BaseException
@@ -240,6 +241,17 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
             raise
         raise UserError(f"{file} is not a valid tokenizer ({error}): {REMEDY}.") from None
     return tokenizer
+
+
+def _check_post_processor(content: dict[str, Any]) -> None:
+    """Raise `ValueError` if the library cannot parse the special tokens around a text, which only exports need."""
+    import tokenizers
+
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    try:
+        tokenizers.Tokenizer.from_str(json.dumps({"model": model, "post_processor": content.get("post_processor")}))
+    except Exception:  # bare, with a column of this JSON
+        raise ValueError("its post_processor is none of the tokenizers library") from None
 
 
 def _split_names(names: Iterable[str], *, after: Any) -> Any:

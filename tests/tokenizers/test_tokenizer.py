@@ -228,6 +228,14 @@ def test_fingerprint_depends_on_merges_only(trained, tmp_path):
     assert load(file).fingerprint != trained["byte-bpe"].fingerprint
 
 
+@pytest.mark.parametrize("layout", [3, [], {}, {"type": "BertProcessing", "sep": ["[SEP]"]}])
+def test_invalid_post_processor_is_rejected(layout, trained, tmp_path):
+    content = {**trained["wordpiece"].content, "post_processor": layout}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="its post_processor is none of the tokenizers library"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("written", ["", "[]", "{}", '{"model": {"type": "BPE"}}', '{"version": "1.0", "model": 3}'])
 def test_invalid_tokenizer_json_is_rejected(written, tmp_path):
     file = tmp_path / "tokenizer.json"
