@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from itertools import takewhile
@@ -23,7 +24,7 @@ from megaptm.resilience.events import (
     read_events,
 )
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
-from megaptm.run.branch import saved_recipe, write_recipe
+from megaptm.run.branch import find_branch, saved_recipe, write_recipe
 from megaptm.run.changes import compare_configs
 from megaptm.run.folder import CONFIG, absolute_path, require_run
 from megaptm.run.submission import SCRIPT, refuse_queued_run
@@ -60,8 +61,7 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
     require_run(run)
     steps = sorted(find_committed(run))
     if step not in steps:
-        listed = f"has checkpoints of steps {', '.join(map(str, steps))}" if steps else "has no checkpoint"
-        raise UserError(f"--back-to {step}: {run} {listed}: name one of these, or raise checkpoint.keep.")
+        raise UserError(f"--back-to {step}: {run} {_list_steps(steps)}: {_advice(run, step)}.")
     values = saved_recipe(run, step)
     if skip:
         train = values["train"]
@@ -88,6 +88,25 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
     renamed = f"; later checkpoints are kept as {', '.join(names)}" if names else ""
     skipped = f"; batches of text skipped there: {skip:,}" if skip else ""
     return f"the run returns from step {last:,} to the checkpoint of step {step:,}{renamed}{skipped}"
+
+
+def _list_steps(steps: Sequence[int]) -> str:
+    return f"has checkpoints of steps {', '.join(map(str, steps))}" if steps else "has no checkpoint"
+
+
+def _advice(run: Path, step: int) -> str:
+    """Return what to do if a run has no checkpoint of a step, which may be one of the run that it branched from."""
+    branch = find_branch(read_events(run))
+    if branch is None or branch.get("weights_only") or step >= branch.get("step", 0):
+        return "name one of these, or raise checkpoint.keep"
+    parent = Path(str(branch.get("run")))
+    steps = sorted(find_committed(parent))
+    where = shlex.quote(f"from={parent}@{step if step in steps else 'STEP'}")
+    listed = "" if step in steps else f", which {_list_steps(steps)}"
+    return (
+        f"it branched from {parent} at step {branch['step']:,}. Branch from a checkpoint of that run{listed} "
+        f"(`megaptm train run=FOLDER {where}`)"
+    )
 
 
 def roll_back(

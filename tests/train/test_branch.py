@@ -379,3 +379,19 @@ def test_invalid_return_changes_nothing(runs, words, sentence):
     before = content(runs.original)
     assert sentence.format(runs.original) in user_error("train", runs.original, *words)
     assert content(runs.original) == before
+
+
+@pytest.mark.parametrize(
+    ("step", "advice"),
+    [
+        (2, "`megaptm train run=FOLDER from={0}@2`"),
+        (3, "which has checkpoints of steps 2, 4, 6 (`megaptm train run=FOLDER from={0}@STEP`)"),
+    ],
+)
+def test_return_before_the_start_of_a_branch_names_its_parent(runs, step, advice):
+    branch = Branch.parse([f"run={runs.folder / f'young-{step}'}", f"from={runs.original}@4"])
+    branch.create()
+    message = user_error("train", branch.run, "--back-to", str(step))
+    assert f"it branched from {runs.original} at step 4" in message
+    assert advice.format(runs.original) in message
+    assert "checkpoint.keep" not in message
