@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -35,7 +36,7 @@ def export_group() -> None:
     help="Average the weights of this many checkpoints, up to --step.",
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
-@click.option("--push-to", metavar="NAME/MODEL", help="Push the folder with a model card to the Hugging Face hub, too.")
+@click.option("--push-to", metavar="NAME/MODEL", help="Push the folder to the Hugging Face hub, too.")
 def hugging_face(
     run: Path, folder: Path, step: int | None, ema: bool, average: int, dtype: str, push_to: str | None
 ) -> None:
@@ -47,7 +48,8 @@ def hugging_face(
       megaptm export hf runs/transformer-base exported/transformer --average 5
       megaptm export hf runs/gpt2-small exported/gpt2 --push-to name/gpt2-small
 
-    The output shows how to load the model in Python: the class, or for two models (ELECTRA) the classes and folders.
+    The output, and the model card (README.md) in FOLDER, show how to load the model in Python: the class, or for two
+    models (ELECTRA) the classes and folders.
     """
     from megaptm.errors import UserError
     from megaptm.report.terminal import TimedLog
@@ -63,7 +65,8 @@ def hugging_face(
     from megaptm.hub.folder import read_tensors
     from megaptm.hub.huggingface import to_hugging_face
     from megaptm.hub.import_run import UNUSED
-    from megaptm.hub.push import CARD, model_card, push_folder
+    from megaptm.hub.model_card import model_card
+    from megaptm.hub.push import push_folder
     from megaptm.hub.untrained import list_untrained_heads
     from megaptm.run.checkpoint import open_checkpoint
 
@@ -80,6 +83,7 @@ def hugging_face(
         objective=checkpoint.config.built_objective,
         sequence=checkpoint.config.data.sequence,
         unused=dict(read_tensors(run / UNUSED)) if (run / UNUSED).is_file() else None,
+        card=partial(model_card, checkpoint, average=average),
     )
     family = checkpoint.spec.family
     which = f"the mean of {average} checkpoints up to step" if average > 1 else "step"
@@ -102,6 +106,5 @@ def hugging_face(
     for warning in exported.warnings:
         echo(f"warning: {warning}")
     if push_to is not None:
-        (folder / CARD).write_text(model_card(checkpoint, exported), encoding="utf-8")
         tell(f"pushing {folder} to {push_to}")
         echo(f"pushed to {push_folder(folder, push_to, message=f'Step {checkpoint.step}')}")

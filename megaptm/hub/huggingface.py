@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 FAMILY = "megaptm_family"
 """Config field with megaptm's family, where several families have the same `model_type`."""
+CARD = "README.md"
+"""File of the model card."""
 ROLES = {"bos_token_id": "begin", "eos_token_id": "end", "pad_token_id": "pad"}
 FORCED_IDS = ("forced_bos_token_id", "forced_eos_token_id")
 """First and last token of generated text, regardless of the model's prediction; in few configs."""
@@ -77,12 +79,13 @@ def to_hugging_face(
     objective: BaseObjective | None = None,
     sequence: int | None = None,
     unused: Mapping[str, Tensor] | None = None,
+    card: Callable[[Mapping[str, str]], str] | None = None,
 ) -> ExportedModel:
     """Export a model: write config, generation config, weights and tokenizer to a new folder that `transformers` loads.
 
     `weights`: full parameters by name. `objective`, `sequence`: those of the training; None: the family's first
-    objective, and the model's context. `unused`: further parameters of an import (`ImportedModel.unused`). The folder
-    is written atomically.
+    objective, and the model's context. `unused`: further parameters of an import (`ImportedModel.unused`). `card`:
+    returns the model card for the classes by subfolder. The folder is written atomically.
     """
     import_transformers()
     from huggingface_hub import save_torch_state_dict
@@ -110,12 +113,14 @@ def to_hugging_face(
         models = {subfolder: split_stack(spec, weights, stack) for subfolder, stack in stacks.items()}
     start = _decoder_start(training_objective)
     converted = {subfolder: _convert_model(*model, tokenizer, dtype, start) for subfolder, model in models.items()}
+    exported = {subfolder: (find_counterpart(model), model) for subfolder, (model, _) in models.items()}
+    classes = {subfolder: exported[subfolder][0].model for subfolder in sorted(exported)}
     folder.parent.mkdir(parents=True, exist_ok=True)
     with AtomicFile(folder) as unfinished:
         for subfolder, (config, generation, hf_weights) in converted.items():
             part = unfinished / subfolder
             part.mkdir(parents=True, exist_ok=True)
-            find_counterpart(models[subfolder][0]).write_files(spec, part, training_objective)
+            exported[subfolder][0].write_files(spec, part, training_objective)
             if not spec.family.has_tokens:
                 # The tokenizer holds label names, which the config includes.
                 config.id2label = label_names(tokenizer, spec.vocabulary)
@@ -126,14 +131,14 @@ def to_hugging_face(
                 generation.save_pretrained(part)
             config.save_pretrained(part)
             save_torch_state_dict({**_unused_weights(unused or {}, subfolder, dtype), **hf_weights}, part)
-    exported = {subfolder: (find_counterpart(model), model) for subfolder, (model, _) in models.items()}
+        if card is not None:
+            (unfinished / CARD).write_text(card(classes), encoding="utf-8")
     left_out = [
         head
         for counterpart, model in exported.values()
         for head in (*_heads_left_out(model, counterpart), *heads_missing_in_hf_class(model, counterpart))
     ]
     warnings = tuple(warning for counterpart, model in exported.values() if (warning := counterpart.warning(model)))
-    classes = {subfolder: exported[subfolder][0].model for subfolder in sorted(exported)}
     processor = exported["."][0].processors[tokenizer is None]
     return ExportedModel(classes, tuple(left_out), processor, warnings)
 

@@ -1,21 +1,19 @@
-"""Push of an exported model to the Hugging Face hub, with a model card."""
+"""Model card of an exported checkpoint, in its folder and on the Hugging Face hub."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
 from megaptm.config.yamls import YamlDumper
-from megaptm.credentials import brief_message
-from megaptm.errors import UserError, printable
-from megaptm.hub.huggingface import ExportedModel
+from megaptm.errors import printable
 from megaptm.objectives.compose import map_files
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.run.compatibility import read_checkpoint_state
 from megaptm.run.held_out import FIELD, HeldOutLoss
 
-CARD = "README.md"
 FIELDS = ("model", "objective", "optimizer")
 """Sections of the config that a model card shows, besides parts of `data`."""
 
@@ -24,15 +22,23 @@ def _last_part(path: str) -> str:
     return Path(path).name
 
 
-def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
-    """Return the model card of an exported checkpoint: what it is, how to load it, and how it was trained."""
+def model_card(checkpoint: RunCheckpoint, classes: Mapping[str, str], *, average: int = 1) -> str:
+    """Return the model card of an exported checkpoint: what it is, how to load it, and how it was trained.
+
+    `classes`: names of the classes of `transformers` by subfolder. `average`: number of checkpoints whose mean weights
+    are exported.
+    """
     config, state = checkpoint.config, checkpoint.checkpoint.state
     title = f"{config.model.family} {config.model.size}"
     samples, held_out = state.get("samples"), HeldOutLoss()
     held_out.restore(read_checkpoint_state(checkpoint.checkpoint, FIELD))
-    loss = held_out.losses.get("loss", {}).get(checkpoint.step)
+    means = [f"mean of {average} checkpoints up to this step"] if average > 1 else []
+    means += ["running mean (optimizer.ema_decay)"] if checkpoint.ema else []
+    # A validation in training measures the weights of its step.
+    loss = None if means else held_out.losses.get("loss", {}).get(checkpoint.step)
     rows = {
         "step": f"{checkpoint.step:,}",
+        **({"weights": ", ".join(means)} if means else {}),
         "sequences": f"{samples:,}" if isinstance(samples, int) else "unknown",
         "sequence length": f"{config.data.sequence:,}",
         "validation loss": "not measured" if loss is None else f"{loss:.4f}",
@@ -56,14 +62,14 @@ def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
         "",
         f"# {title}",
         "",
-        "Pre-trained with megaptm.",
+        "Pre-trained with megaptm." if checkpoint.step else "Exported by megaptm before its first step.",
         "",
         "```python",
         "import transformers",
         "",
         *(
             f'model = transformers.{name}.from_pretrained("."{"" if folder == "." else f", subfolder={folder!r}"})'
-            for folder, name in exported.classes.items()
+            for folder, name in classes.items()
         ),
         "```",
         "",
@@ -77,20 +83,3 @@ def model_card(checkpoint: RunCheckpoint, exported: ExportedModel) -> str:
         "",
     ]
     return "\n".join(printable(line) if line else "" for text in lines for line in text.split("\n"))
-
-
-def push_folder(folder: Path, name: str, *, message: str) -> str:
-    """Push a folder to a model of the hub, which is created as private if it does not exist; return its URL."""
-    from huggingface_hub import HfApi
-
-    hub = HfApi()
-    try:
-        repo = hub.create_repo(name, private=True, exist_ok=True)
-        hub.upload_folder(folder_path=folder, repo_id=repo.repo_id, commit_message=message)
-    # The libraries raise dozens of types: name resolution, proxies, certificates, timeouts, status codes.
-    except Exception as error:
-        raise UserError(
-            f"{folder} is exported, but cannot be pushed to {name} ({brief_message(error)}): check the network and the "
-            f"login (`hf auth login`), and push it later with `hf upload {name} {folder}`."
-        ) from None
-    return str(repo)

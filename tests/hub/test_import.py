@@ -22,13 +22,11 @@ from megaptm.config import load, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.longformer.spec import WindowSpec
-from megaptm.hub.huggingface import ExportedModel, from_hugging_face, to_hugging_face
+from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.hub.import_run import check_text_end, import_run
 from megaptm.hub.imported_weights import ImportedModel
-from megaptm.hub.push import model_card
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
-from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.compatibility import compatibility_record, refuse_other_model
 from megaptm.spec import ModelSpec, Size, change
 from megaptm.tokenizers import train_tokenizer_on_texts
@@ -352,18 +350,3 @@ def test_unsupported_norm_eps_is_refused(tmp_path: Path) -> None:
     set_config(exported.folder, layer_norm_epsilon=1e-3)
     with pytest.raises(UserError, match=r"layer_norm_epsilon is 0.001 \(gpt2 has 1e-05\); the model cannot be tr"):
         import_run(str(exported.folder), tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "held_out", [{"losses": {"loss": {"0": "2.5"}}}, {"losses": [1]}, {"losses": {"loss": [2.5]}}, {}], ids=str
-)
-def test_model_card_of_a_state_with_wrong_types(held_out: dict[str, Any], tmp_path: Path) -> None:
-    exported = export_tiny("gpt2", tmp_path, vocabulary=300)
-    import_run(str(exported.folder), tmp_path / "run")
-    checkpoint = open_checkpoint(tmp_path / "run")
-    state = {**checkpoint.checkpoint.state, "held_out": held_out, "samples": "many"}
-    checkpoint = replace(checkpoint, checkpoint=replace(checkpoint.checkpoint, state=state))
-    model = ExportedModel({".": "GPT2LMHeadModel"}, (), "AutoTokenizer", ())
-    card = model_card(checkpoint, model)
-    assert "| validation loss | not measured |" in card
-    assert "| sequences | unknown |" in card

@@ -98,5 +98,5 @@ class HubConfig(Section):
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the exported weights."""
     push_to: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")] | None = None
-    """Model on the Hugging Face hub, as in name/model, to which each copy is pushed with a model card. It is created as
-    private. Log in with `hf auth login`. Default: none."""
+    """Model on the Hugging Face hub, as in name/model, to which each copy is pushed. It is created as private. Log in
+    with `hf auth login`. Default: none."""
