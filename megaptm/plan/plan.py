@@ -50,9 +50,14 @@ class Plan:
         return fullest_stage(self.memory)
 
     @property
+    def memory_share(self) -> float:
+        """Memory of the fullest rank as a share of the machine's usable memory."""
+        return self.memory[self.fullest_stage].total / self.machine.usable_bytes
+
+    @property
     def fits(self) -> bool:
         """Whether the fullest rank of the plan fits in the machine's usable memory."""
-        return self.memory[self.fullest_stage].total <= self.machine.usable_bytes
+        return self.memory_share <= 1
 
     @property
     def days(self) -> float:

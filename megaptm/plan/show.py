@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -20,44 +20,73 @@ GIB = 2**30
 
 def show_plan(plan: Plan, console: Console) -> None:
     """Print the whole plan of a run."""
-    work, layout = plan.work, plan.work.layout
-    machines = f"{plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
-    console.print(Text(f"{plan.title} on {machines}", style="bold"))
-    console.print(
-        f"{plan.parameters:,} parameters; {work.tokens:,} tokens and {work.flops:.3g} FLOPs a step "
-        f"({work.flops / work.tokens:.3g} a token)"
-    )
-    if plan.has_published_vocabulary:
-        console.print(
-            f"vocabulary of {work.spec.vocabulary:,}, as published; model.vocabulary=N plans that of a corpus",
-            highlight=False,
-        )
+    work = plan.work
+    step = f"{work.tokens:,} tokens and {work.flops:.3g} FLOPs a step ({work.flops / work.tokens:.3g} a token)"
+    _print_model(plan, console, step)
     for costs in work.extra_costs:
         console.print(costs.summary(work))
-    console.print(f"{format_layout(layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
+    console.print(f"{format_layout(work.layout)}; {work.precision}, batch {work.batch:,}\n", highlight=False)
     _print_memory(plan, console)
     _print_step(plan, console)
     _print_run(plan, console)
 
 
 def show_phase_plans(plans: Sequence[Plan], console: Console) -> None:
-    """Print the plan of each phase of a run, and their sums."""
+    """Print the plans of the phases of a run: what they share, a row for each, and the memory of the fullest."""
+    _print_model(plans[0], console, plans[0].work.precision)
+    if plans[0].work.extra_costs:
+        _print_by_phase(plans, _describe_extra_costs, console)
+    _print_by_phase(plans, lambda plan: format_layout(plan.work.layout), console)
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # nine titles in 80 columns
+    for name in ("steps", "batch", "sequence", "tokens", "memory", "a step", "MFU", "time", "device\nhours"):
+        table.add_column(name, justify="left" if name == "steps" else "right", no_wrap=True)
     for plan in plans:
-        console.print(Text(f"Phase of {plan.steps_title}", style="bold underline"))
-        show_plan(plan, console)
-        console.print()
-    table = Table(title="All phases", title_justify="left", box=None, pad_edge=False)
-    for name in ("", "tokens", "a step", "memory", "with failures", "device hours"):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for plan in plans:
-        share = plan.memory[plan.fullest_stage].total / plan.machine.usable_bytes
-        memory = f"{share:.0%}{'' if plan.fits else ', DOES NOT FIT'}"
-        time, hours = format_days(plan.days_with_failures), f"{plan.device_hours:,.0f}"
-        table.add_row(plan.steps_title, f"{plan.tokens:.3g}", format_seconds(plan.step.seconds), memory, time, hours)
+        table.add_row(
+            plan.steps_title.removeprefix("steps ").replace(" to ", "-"),
+            f"{plan.work.batch:,}",
+            "+".join(f"{length:,}" for length in plan.work.lengths.values()),
+            f"{plan.tokens:.3g}",
+            f"{plan.memory_share:.0%}",
+            format_seconds(plan.step.seconds),
+            f"{plan.step.mfu:.1%}",
+            format_days(plan.days_with_failures),
+            f"{plan.device_hours:,.0f}",
+        )
     tokens, days = sum(plan.tokens for plan in plans), sum(plan.days_with_failures for plan in plans)
     hours = f"{sum(plan.device_hours for plan in plans):,.0f}"
-    table.add_row("together", f"{tokens:.3g}", "", "", format_days(days), hours, style="bold")
+    table.add_row("together", "", "", f"{tokens:.3g}", "", "", "", format_days(days), hours, style="bold")
     console.print(table)
+    fullest = max(plans, key=lambda plan: plan.memory_share)
+    console.print(f"\nMost memory is needed in {fullest.steps_title}:")
+    _print_memory(fullest, console)
+    console.print(
+        "The time includes checkpoints and failures. --json has these and the parts of a step for each phase.",
+        highlight=False,
+    )
+
+
+def _describe_extra_costs(plan: Plan) -> str:
+    return "; ".join(costs.summary(plan.work) for costs in plan.work.extra_costs)
+
+
+def _print_model(plan: Plan, console: Console, details: str) -> None:
+    machines = f"{plan.nodes:,} x {plan.machine.devices} {plan.machine.name}"
+    console.print(Text(f"{plan.title} on {machines}", style="bold"))
+    console.print(f"{plan.parameters:,} parameters; {details}")
+    if plan.has_published_vocabulary:
+        console.print(
+            f"vocabulary of {plan.work.spec.vocabulary:,}, as published; model.vocabulary=N plans that of a corpus",
+            highlight=False,
+        )
+
+
+def _print_by_phase(plans: Sequence[Plan], describe: Callable[[Plan], str], console: Console) -> None:
+    """Print a description of the plans once if they share it, otherwise for each phase."""
+    texts = {plan.steps_title: describe(plan) for plan in plans}
+    shared = len({*texts.values()}) == 1
+    for title, text in [*texts.items()][: 1 if shared else None]:
+        console.print(text if shared else f"{title}: {text}", highlight=False)
 
 
 def format_layout(layout: Layout) -> str:
@@ -96,7 +125,7 @@ def _print_memory(plan: Plan, console: Console) -> None:
     console.print(
         Text(
             f"{verdict}: {fullest.total / GIB:.1f} of {usable / GIB:.1f} usable GiB of {plan.machine.name} "
-            f"({fullest.total / usable:.0%})\n",
+            f"({plan.memory_share:.0%})\n",
             style="green" if plan.fits else "bold red",
         )
     )

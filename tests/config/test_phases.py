@@ -1,5 +1,6 @@
 """Planned phases: their configs, layouts and plans; every invalid one is one sentence."""
 
+import io
 import re
 
 import pytest
@@ -8,9 +9,11 @@ from megaptm.check.api import CHECKS
 from megaptm.check.finding import CheckInput, run_checks
 from megaptm.config import config_to_yaml, load, load_run_config, read_config_draft
 from megaptm.config.read import UncheckedConfig, phase_configs
+from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan, make_plans, summed_json
+from megaptm.plan.show import show_phase_plans
 from tests import ROOT
 
 TINY = ROOT / "configs/gpt2/tiny.yaml"
@@ -60,6 +63,20 @@ def test_plans_add_up():
     alone = make_plan(load(TINY, [*LENGTH, "data.sequence=32"]), machine)
     assert plans[1].step.seconds == alone.step.seconds
     assert summed_json(plans)["run"]["days"] == sum(plan.days for plan in plans)
+
+
+def test_plan_shows_what_phases_share_once():
+    """Three phases, of which the second has another layout, in fewer lines than 80 columns hold of one plan each."""
+    config = load(TINY, [*LENGTH, "phases=[{until: 3}, {until: 5, layout.microbatch: 1}, {data.sequence: 32}]"])
+    screen = io.StringIO()
+    show_phase_plans(make_plans(config, load_machine("a100-80g")), Console(file=screen, width=80))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) < 40
+    rows = [line.split()[:4] for line in lines if line.startswith(("1-3 ", "4-5 ", "6-8 "))]
+    assert rows == [["1-3", "16", "128", "6.14e+03"], ["4-5", "16", "128", "4.1e+03"], ["6-8", "16", "32", "1.54e+03"]]
+    assert len([line for line in lines if "micro-batch 1" in line]) == 2
+    assert len([line for line in lines if "on 1 x 8 A100 80 GB" in line]) == 1
+    assert not [line for line in lines if line.endswith("…")]
 
 
 @pytest.mark.parametrize("key", ["objective=unwanted:Task #", "objective.unwanted:Task"])
