@@ -161,6 +161,15 @@ class NotSavedEvent(Event, kind="not-saved"):
     problem: str
 
 
+class LateValidationEvent(Event, kind="late-validation"):
+    """A job measured the validation losses of a checkpoint that was saved without them. `recipes`: hashes of what the
+    losses depend on besides the weights."""
+
+    step: int
+    losses: Mapping[str, float]
+    recipes: Mapping[str, str]
+
+
 class SkippedStepEvent(Event, kind="skipped-step"):
     """A step in fp16 had infinite gradients at this loss scale. It changed no weight, and the scale was halved."""
 

@@ -8,12 +8,14 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from megaptm.config import Config
 from megaptm.config.schema import KeepConfig
 from megaptm.config.validation_rules import MIX, PREFIX, validation_set_of
 from megaptm.errors import UserError, nearest_name_advice
+from megaptm.resilience.events import BackEvent, ChangeEvent, CheckpointEvent, LateValidationEvent, read_events
 from megaptm.storage import is_number_or_nan
 
 FIELD = "held_out"
@@ -124,6 +126,18 @@ def held_out_recipes(config: Config) -> dict[str, str]:
         for name, own in data.validation_sets.items()
     }
     return {MIX: digest([last_parts(data.mix), train.batch * train.validate_batches]), **sets}
+
+
+def find_late_validation(run: Path, step: int, recipes: Mapping[str, str]) -> dict[str, float] | None:
+    """Return the validation losses that an earlier job measured at the checkpoint of a step, which lacks them; None if
+    the journal has none, or others were saved, or the run has changed, since."""
+    kinds = (LateValidationEvent.kind, CheckpointEvent.kind, BackEvent.kind, ChangeEvent.kind)
+    newest = next((event for event in reversed(read_events(run)) if event["kind"] in kinds), {})
+    losses = newest.get("losses")
+    if newest.get("step") != step or newest.get("recipes") != recipes or not isinstance(losses, dict):
+        return None
+    known = {name: loss for name, value in losses.items() if (loss := read_saved_loss(value)) is not None}
+    return known if "loss" in known else None
 
 
 def refuse_unknown_metric(key: str, metric: str, config: Config, losses: Collection[str]) -> None:

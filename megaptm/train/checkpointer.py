@@ -27,6 +27,7 @@ from megaptm.resilience.events import (
     CheckpointEvent,
     DamagedCheckpointEvent,
     Events,
+    LateValidationEvent,
     NotSavedEvent,
     ResumeEvent,
     StartEvent,
@@ -47,7 +48,7 @@ from megaptm.run.compatibility import (
     refuse_other_text,
 )
 from megaptm.run.held_out import FIELD as HELD_OUT
-from megaptm.run.held_out import HeldOutLoss, held_out_recipes, refuse_unknown_metric
+from megaptm.run.held_out import HeldOutLoss, find_late_validation, held_out_recipes, refuse_unknown_metric
 from megaptm.run.hooks import run_hooks
 from megaptm.run.rank import RankEnvironment
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -175,6 +176,18 @@ class Checkpointer:
                 skip,
                 new_path,
             )
+
+    def find_late_validation(self, step: int) -> dict[str, float] | None:
+        """Return the validation losses that an earlier job measured at the checkpoint of a step, if it did. All ranks
+        call this."""
+        run, recipes = self.store.run, self.held_out.recipe
+        return broadcast_object(find_late_validation(run, step, recipes) if self.events else None)
+
+    def record_late_validation(self, step: int) -> None:
+        """Record the validation losses of a checkpoint that was saved without them, so that a later job has them."""
+        losses = {name: values[step] for name, values in self.held_out.losses.items() if step in values}
+        if self.events and losses:
+            self.events.write(LateValidationEvent(step=step, losses=losses, recipes=self.held_out.recipe))
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is due after a step. Only rank 0 knows the time, so that the ranks must agree."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +85,7 @@ def run_training_loop(run: Training, *, start: int) -> int | None:
         return 0
     inputs, read_error = _read_step(run, start) if start < run.end else (None, None)
     if validates := _lacks_validation(run, start):
-        run.engine.set_loss_weights(loss_weights_at(run.objective, start - 1))
-        read_error = _validate(run, start, read_error)
+        read_error = _make_up_for_validation(run, start, read_error)
     if any_rank(isinstance(read_error, StopError)):
         return EXIT_CONTINUE
     if error := _first_user_error(read_error or run.callbacks.take_error()):
@@ -288,6 +287,17 @@ def _lacks_validation(run: Training, step: int) -> bool:
     return is_due and step not in run.checkpointer.held_out.losses.get("loss", {})
 
 
+def _make_up_for_validation(run: Training, step: int, read_error: Exception | None) -> Exception | None:
+    """Validate as `_validate` does, or use the losses of an earlier job that ended before it saved them."""
+    if (losses := run.checkpointer.find_late_validation(step)) is not None:
+        _use_validation(run, step, losses)
+        return read_error
+    run.engine.set_loss_weights(loss_weights_at(run.objective, step - 1))
+    read_error = _validate(run, step, read_error)
+    run.checkpointer.record_late_validation(step)
+    return read_error
+
+
 def _validate(run: Training, step: int, read_error: Exception | None) -> Exception | None:
     """Validate, unless some process cannot read its batches, or must stop. Return the exception of this process, if
     any."""
@@ -303,19 +313,24 @@ def _validate(run: Training, step: int, read_error: Exception | None) -> Excepti
             means |= {f"{name}/{loss}": value for loss, value in own.items() if len(own) > 1}
     except _UnreadableError as error:
         return error.own
-    # One odd sample of a set that is only watched does not end the run, and its loss is not compared with others.
-    compared = of_mix | {name: value for name, value in means.items() if math.isfinite(value)}
-    run.checkpointer.held_out.add(step, compared)
-    run.checkpointer.early_stop.add(compared)
-    _stops_early(run)
-    with run.during("callbacks"):
-        run.callbacks.validation(means)
+    _use_validation(run, step, means)
     diverged = next((value for value in of_mix.values() if not math.isfinite(value)), None)
     if any_rank(diverged is not None):
         _finish_saving(run)
         not_saved = "" if step == run.checkpointer.step else ", so it was not saved"
         raise DivergedError(f"the validation loss after step {step} is {diverged}{not_saved}; {REMEDY}")
     return None
+
+
+def _use_validation(run: Training, step: int, losses: Mapping[str, float]) -> None:
+    """Use validation losses for schedules, retained checkpoints, early stopping and callbacks."""
+    # One odd sample of a set that is only watched does not end the run, and its loss is not compared with others.
+    compared = {name: value for name, value in losses.items() if math.isfinite(value) or "/" not in name}
+    run.checkpointer.held_out.add(step, compared)
+    run.checkpointer.early_stop.add(compared)
+    _stops_early(run)
+    with run.during("callbacks"):
+        run.callbacks.validation(losses)
 
 
 def _stops_early(run: Training) -> bool:

@@ -1,6 +1,7 @@
 """Learning rate that is halved after the validation loss rises, also after a resume."""
 
 import json
+import shutil
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -79,3 +80,16 @@ def test_resumed_run_makes_up_for_a_validation_that_a_stop_prevented(uninterrupt
     first = [event for event in read_events(cut) if event["kind"] == "first-step"][-1]
     [late] = [record for record in read_metrics(cut) if record.get("step") == 2 and "validation_seconds" in record]
     assert first["step_seconds"] > late["validation_seconds"], "it does not count as start-up"
+
+
+def test_late_validation_is_made_once(uninterrupted, real_corpus, tmp_path):
+    """The job that made up for the validation of step 2 is killed before it saves."""
+    _, rates, held_out = uninterrupted
+    cut = tmp_path / "cut"
+    train(cut, real_corpus("byte-bpe"), "train.stop_at=2", "train.validate_every=12", code=75)
+    train(cut, real_corpus("byte-bpe"), "train.stop_at=3", code=75)
+    shutil.rmtree(cut / "checkpoints/step-00000003")
+    left = [event for event in read_events(cut) if (event["kind"], event.get("step")) != ("checkpoint", 3)]
+    (cut / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in left))
+    assert train(cut, real_corpus("byte-bpe")) == (rates, held_out)
+    assert [event["kind"] for event in read_events(cut)].count("late-validation") == 1

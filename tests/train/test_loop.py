@@ -1,14 +1,22 @@
 """Training loop: validation whose data fail, that a stop ends, and that is made up for."""
 
 import errno
+import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
 from megaptm.errors import UserError
+from megaptm.resilience.events import (
+    BackEvent,
+    ChangeEvent,
+    CheckpointEvent,
+    LateValidationEvent,
+    record_events,
+)
 from megaptm.resilience.signals import StopError
-from megaptm.run.held_out import HeldOutLoss
+from megaptm.run.held_out import HeldOutLoss, find_late_validation
 from megaptm.train import loop
 from megaptm.train.early_stop import EarlyStop
 
@@ -81,8 +89,9 @@ def test_stop_ends_a_validation_that_a_later_job_makes_up_for(monkeypatch, may_s
     assert caught is None or isinstance(caught.value.own, StopError)
 
 
-def resume(monkeypatch, losses, *, end, stops=False):
-    """Continue a run at step 4 with these validation losses; return exit code, calls and weights of losses."""
+def resume(monkeypatch, losses, *, end, stops=False, late=None):
+    """Continue a run at step 4 with these validation losses; return exit code, calls and weights of losses. `late`:
+    losses that an earlier job measured."""
     calls, weights = [], []
     monkeypatch.setattr(loop, "any_rank", bool)
     monkeypatch.setattr(loop, "any_rank_each", lambda *own: own)
@@ -96,8 +105,18 @@ def resume(monkeypatch, losses, *, end, stops=False):
         end=end,
         objective=None,
         engine=SimpleNamespace(set_loss_weights=weights.append),
-        checkpointer=SimpleNamespace(early_stop=EarlyStop(None), held_out=HeldOutLoss(losses=losses)),
-        callbacks=SimpleNamespace(take_error=lambda: None, take_requests=lambda: (stops, False)),
+        during=lambda phase: nullcontext(),
+        checkpointer=SimpleNamespace(
+            early_stop=EarlyStop(None),
+            held_out=HeldOutLoss(losses=losses),
+            find_late_validation=lambda step: late,
+            record_late_validation=lambda step: calls.append(f"record {step}"),
+        ),
+        callbacks=SimpleNamespace(
+            take_error=lambda: None,
+            take_requests=lambda: (stops, False),
+            validation=lambda means: calls.append(f"use {means['loss']}"),
+        ),
     )
     return loop.run_training_loop(run, start=4), calls, weights
 
@@ -105,7 +124,7 @@ def resume(monkeypatch, losses, *, end, stops=False):
 @pytest.mark.parametrize("losses", [{}, {"loss": {2: 2.0}}])
 def test_complete_run_without_its_last_validation_makes_up_for_it(monkeypatch, losses):
     code, calls, weights = resume(monkeypatch, losses, end=4)
-    assert (code, calls) == (0, ["validate 4", "save 4"])
+    assert (code, calls) == (0, ["validate 4", "record 4", "save 4"])
     assert weights == [{"lm": 3.0}], "those of the last step"
 
 
@@ -115,4 +134,38 @@ def test_complete_run_with_its_last_validation_does_nothing(monkeypatch):
 
 def test_stop_that_a_late_validation_requests_comes_before_the_next_step(monkeypatch):
     code, calls, _ = resume(monkeypatch, {}, end=9, stops=True)
-    assert (code, calls) == (0, ["validate 4", "save 4"])
+    assert (code, calls) == (0, ["validate 4", "record 4", "save 4"])
+
+
+def test_late_validation_of_an_earlier_job_is_not_repeated(monkeypatch):
+    losses = {}
+    code, calls, _ = resume(monkeypatch, losses, end=4, late={"loss": 2.5, "news/loss": math.inf})
+    assert (code, calls) == (0, ["use 2.5", "save 4"])
+    assert losses == {"loss": {4: 2.5}}
+
+
+def late(**fields):
+    return LateValidationEvent(**{"step": 4, "losses": {"loss": 2.5}, "recipes": {"": "aa"}, **fields})
+
+
+LATE, SAVED = late(), CheckpointEvent(step=4, bytes=1, seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    ("events", "is_found"),
+    [
+        ([LATE], True),
+        ([SAVED, LATE], True),
+        ([LATE, SAVED], False),
+        ([LATE, BackEvent(step=2, from_step=4)], False),
+        ([LATE, ChangeEvent(step=2, before={}, after={})], False),
+        ([late(step=6)], False),
+        ([late(recipes={"": "bb"})], False),
+        ([late(losses={"loss": "2.5"})], False),
+        ([late(losses=[2.5])], False),
+        ([], False),
+    ],
+)
+def test_late_validation_is_that_of_the_present_checkpoint(tmp_path, events, is_found):
+    record_events(tmp_path, *events)
+    assert find_late_validation(tmp_path, 4, {"": "aa"}) == ({"loss": 2.5} if is_found else None)
