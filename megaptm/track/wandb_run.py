@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,9 @@ import wandb
 
 from megaptm.errors import UserError
 from megaptm.storage import refuse_link
-from megaptm.track.journal import UploadState
+from megaptm.track.journal import OTHER_STATE, UploadState
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "wandb"
 TIMEOUT_SECONDS = 30.0
@@ -35,6 +38,13 @@ class WandbRun:
         mode = os.environ.get("WANDB_MODE", "online")
         if mode == "online" and not wandb.login(prompt=False):  # `init` would ask for it on the terminal
             raise UserError("Weights & Biases has no login: run `wandb login`, or set WANDB_MODE=offline.")
+        if mode == "offline" and state.uploaded_bytes and not any((run / FOLDER).glob(f"offline-run-*-{state.job}")):
+            logger.warning(
+                "%s has no files of earlier jobs. If they were removed before `wandb sync`, remove %s: the next start "
+                "writes all steps again",
+                run / FOLDER,
+                run / OTHER_STATE.format("wandb"),
+            )
         settings = wandb.Settings(
             silent=True,
             console="off",

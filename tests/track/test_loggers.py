@@ -167,6 +167,23 @@ def test_wandb_run_is_continued_with_its_config(tmp_path, offline):
     assert config["model.family"] == '"gpt2"'
 
 
+def test_removed_wandb_files_are_written_again_on_request(tmp_path, offline, caplog):
+    """They may have been removed after a sync (`wandb clean`), so that a repetition would send them twice."""
+    run = tmp_path / "run"
+    write_two_jobs(run, "wandb", repeat=False)
+    before = wandb_values(run, "loss")
+    shutil.rmtree(run / "wandb")
+    tracker = Tracker(run, loggers=("wandb",))
+    tracker.log_metrics(21, {"loss": 0.5})
+    assert tracker.close(seconds=120) == 0
+    assert wandb_values(run, "loss") == [(21, 0.5)]
+    assert f"remove {run / 'track-wandb.json'}" in caplog.text
+    shutil.rmtree(run / "wandb")
+    (run / "track-wandb.json").unlink()
+    upload_metrics(run, uri=None, experiment="megaptm", loggers=("wandb",))
+    assert wandb_values(run, "loss") == [*before, (21, 0.5)]
+
+
 def test_wandb_without_login_gives_a_warning(tmp_path, monkeypatch, caplog):
     pytest.importorskip("wandb")
     monkeypatch.setenv("HOME", str(tmp_path))
