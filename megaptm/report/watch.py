@@ -83,6 +83,9 @@ def _describe_speed(history: History) -> Iterator[str]:
     ):
         if (value := history.last(key)) is not None:
             yield f"{form.format(value)} {name}"
-    if (left := history.last("seconds_left")) is not None and not has_ended(history.run):
+    # After a start, the estimate of the job before does not hold.
+    steps = [record for record in history.records if "step_seconds" in record]
+    left = steps[-1].get("seconds_left") if steps else None
+    if left is not None and not has_ended(history.run):
         yield f"{format_duration(left)} left"
     yield f"last record {format_duration(max(0.0, now() - newest['time']))} ago"

@@ -185,6 +185,7 @@ class StepReport(Callback):
         waited = self.seconds.data - self._since.data
         seconds = max(productive + waited, 1e-9)
         weights = loss_weights_at(self.objective, step - 1)
+        left = self._seconds_left(step)
         # A loss without labels is left out; 0 would be a perfect loss.
         labeled = [name for name, count in result.counts.items() if count]
         losses = {f"loss/{name}": result.losses[name] for name in labeled} if len(result.losses) > 1 else {}
@@ -202,7 +203,7 @@ class StepReport(Callback):
             "samples": float(num_trained),
             **self._count_tokens(step),
             **result.metrics,
-            "seconds_left": self._seconds_left(step, seconds / steps),
+            **({} if left is None else {"seconds_left": left}),
             "effective_time": self._effective.share(self.seconds.productive),
         }
         self.tracker.log_metrics(step, metrics)
@@ -222,11 +223,11 @@ class StepReport(Callback):
             **({} if self.peak_flops is None else {"mfu": speed / self.peak_flops}),
         }
 
-    def _seconds_left(self, step: int, step_seconds: float) -> float:
+    def _seconds_left(self, step: int) -> float | None:
         assert self._time_left is not None
         validation = self.seconds.validation - self._before_estimate.validation
         checkpoint = self.seconds.checkpoint - self._before_estimate.checkpoint
-        return self._time_left.estimate(step, step_seconds, validation=validation, checkpoint=checkpoint)
+        return self._time_left.estimate(step, validation=validation, checkpoint=checkpoint)
 
     def _count_tokens(self, step: int) -> dict[str, float]:
         """Return the number of tokens trained on so far, and of those read from each corpus if there are several."""
@@ -343,6 +344,11 @@ def _device_text(metrics: Mapping[str, float]) -> str:
     return f"  MFU {metrics['mfu']:.1%}  {metrics['peak_memory_bytes'] / 2**30:.1f} GiB"
 
 
+def _left_text(metrics: Mapping[str, float]) -> str:
+    """Return the remaining time as text; empty while it is unknown."""
+    return f"{format_duration(metrics['seconds_left'])} left" if "seconds_left" in metrics else ""
+
+
 def _loss_list(metrics: Mapping[str, float], prefix: str) -> str:
     """Return the values of several losses as text, because a weighted sum hides one that does not fall."""
     losses = {name.removeprefix(prefix): value for name, value in metrics.items() if name.startswith(prefix)}
@@ -368,8 +374,7 @@ class _LogLines:
             step,
             f"loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
-            f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  "
-            f"{format_duration(metrics['seconds_left'])} left",
+            f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  {_left_text(metrics)}".rstrip(),
         )
 
     def note(self, step: int, text: str) -> None:
@@ -425,8 +430,8 @@ class _ProgressBar:
 
     def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}"
-        left = f"{format_duration(metrics['seconds_left'])} left"
-        self._progress.update(self._task, completed=step, loss=f"{metrics['loss']:.3f}", speed=speed, left=left)
+        loss, left = f"{metrics['loss']:.3f}", _left_text(metrics)
+        self._progress.update(self._task, completed=step, loss=loss, speed=speed, left=left)
 
     def note(self, step: int, text: str) -> None:
         self._progress.console.print(f"step {step}: {text}", highlight=False)

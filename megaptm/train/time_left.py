@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from megaptm.config import Config
 
+MIN_STEPS = 2
+"""Number of steps after the first that an estimate needs. The first one also compiles, and fills caches."""
 VALIDATION_SHARE = 1 / 3
 """Time of a validation batch as a share of a step, until a validation is measured: it has no backward pass."""
 
@@ -21,13 +23,14 @@ class TimeLeft:
     num_validations: int = 0
     num_saves: int = 0
 
-    def estimate(self, step: int, step_seconds: float, *, validation: float, checkpoint: float) -> float:
-        """Return the remaining seconds after `step`, before its own validation and checkpoint. `step_seconds`: recent
-        pace, used after the first step. `validation`, `checkpoint`: seconds spent on them in this job."""
+    def estimate(self, step: int, *, validation: float, checkpoint: float) -> float | None:
+        """Return the remaining seconds after `step`, before its own validation and checkpoint; None after too few
+        steps. `validation`, `checkpoint`: seconds spent on them since the first step."""
         train, num_steps = self.config.train, step - self.first_step
+        if num_steps < MIN_STEPS:
+            return None
         # The time between steps counts, too: callbacks, the report, other processes of the machine.
-        elapsed = time.monotonic() - self.start_time - validation - checkpoint
-        pace = elapsed / num_steps if num_steps else step_seconds
+        pace = (time.monotonic() - self.start_time - validation - checkpoint) / num_steps
         sets = self.config.data.validation_sets.values()
         every, default = train.validate_every or 1, train.validate_batches
         num_batches = default + sum((own.batches or default) * every / (own.every or every) for own in sets)

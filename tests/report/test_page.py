@@ -304,6 +304,16 @@ def test_watch_draws_until_the_job_ends(run, monkeypatch):
     assert "step 12 of 300" in screen.getvalue()
 
 
+def test_watch_shows_no_estimate_of_an_earlier_job(run):
+    records = [*step_records(0.0, 1, 4), *step_records(100.0, 5, 5)]
+    records[3]["seconds_left"] = 60.0
+    screen = io.StringIO()
+    for count in (4, 5):
+        write(run, events=EVENTS[:1], records=records[:count])
+        Console(file=screen, width=100).print(draw(run, 100))
+    assert screen.getvalue().count("1:00 left") == 1
+
+
 @pytest.mark.parametrize("height", [20, 24, 60])
 def test_watch_fits_the_terminal(run, height):
     screen = io.StringIO()
