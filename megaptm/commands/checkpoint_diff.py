@@ -8,6 +8,7 @@ from typing import Any
 
 from megaptm.config.yamls import flatten_keys
 from megaptm.models.weight_groups import group_weights
+from megaptm.run.changes import name_corpora
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import quote_value
 
@@ -43,7 +44,8 @@ class CheckpointDifference:
     @classmethod
     def of(cls, a: RunCheckpoint, b: RunCheckpoint) -> CheckpointDifference:
         """Compare two checkpoints. Weights are read one at a time."""
-        keys_a, keys_b = _recipe(a), _recipe(b)
+        corpora = [each.checkpoint.state.get("corpora") for each in (a, b)]
+        keys_a, keys_b = (name_corpora(_recipe(each), *corpora) for each in (a, b))
         changed = {
             key: (keys_a.get(key), keys_b.get(key))
             for key in sorted({*keys_a, *keys_b})

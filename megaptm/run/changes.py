@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,6 +18,7 @@ from megaptm.config.on_resume import OnResume, keys_with_rule
 from megaptm.config.rate_jump import SCHEDULE_KEYS, RateJump, rate_jump, schedule_choices
 from megaptm.data import Corpus
 from megaptm.errors import UserError
+from megaptm.mixture import short_names
 from megaptm.objectives.compose import map_files, named_files
 from megaptm.resilience.events import (
     BackEvent,
@@ -206,6 +208,14 @@ def _corpus_id(path: str, cache: Cache) -> str | None:
 def _string_entries(value: Any) -> dict[str, str]:
     """Return the string-valued entries of a checkpoint's state, which is untrusted."""
     return {key: entry for key, entry in value.items() if isinstance(entry, str)} if isinstance(value, dict) else {}
+
+
+def name_corpora(keys: Mapping[str, Any], *corpora: Any) -> dict[str, Any]:
+    """Return flat config keys with short names of corpora instead of ids, as in `data.cursors.read.books`. `corpora`:
+    tables of the ids by path, as checkpoints have them."""
+    ids = {path: identity for table in corpora for path, identity in _string_entries(table).items()}
+    names = {ids[path]: name for path, name in short_names([*ids]).items()}
+    return {re.sub(r"[0-9a-f]{64}", lambda match: names.get(match[0], match[0]), key): keys[key] for key in keys}
 
 
 def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:

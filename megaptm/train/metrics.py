@@ -29,7 +29,7 @@ from megaptm.resilience.events import (
     read_events,
     seconds_since_launch,
 )
-from megaptm.run.changes import recorded_changes
+from megaptm.run.changes import name_corpora, recorded_changes
 from megaptm.run.folder import CONFIG
 from megaptm.run.time_spent import EffectiveTime
 from megaptm.spec import LayerlessSpec, ModelSpec
@@ -122,7 +122,8 @@ class StepReport(Callback):
         run = self.run
         self.config, self.samples, self.token_count = config, samples, token_count
         changes = {f"change.step-{step}": text for step, text in recorded_changes(read_events(run)).items()}
-        self.tracker.log_params(flatten_keys(config.model_dump()) | {"parameters": count_parameters(spec)} | changes)
+        keys = name_corpora(flatten_keys(config.model_dump()), samples.corpora)
+        self.tracker.log_params(keys | {"parameters": count_parameters(spec)} | changes)
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
         if isinstance(spec, ModelSpec):  # for word vectors, the operations of a word depend on its sampled window

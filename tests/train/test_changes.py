@@ -10,9 +10,11 @@ import sys
 
 import pytest
 
+from megaptm.commands.checkpoint import diff
 from megaptm.report.summary import report_run
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
+from tests.commands import run_command
 from tests.drills.program import TIMEOUT_SECONDS, arguments, losses, resumed_at
 from tests.forked import megaptm
 from tests.train.runs import build, write_text
@@ -96,6 +98,8 @@ def test_other_text_continues_each_corpus(runs):
     assert sum(after.values()) == 12 * STEPS
     assert after[str(runs.corpus)] > before[str(runs.corpus)]
     assert after[str(runs.other)] > 12
+    assert "data.cursors.read.corpus-0: " in run_command(diff, f"{changed}@{CHANGED}", changed)
+    assert '"data.cursors.read.corpus-0": ' in (changed / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize(("answer", "code"), [("n", 2), ("y", 75)])
