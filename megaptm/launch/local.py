@@ -50,6 +50,7 @@ from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
 from megaptm.resilience.watchdog import Limits, Watchdog
 from megaptm.run.back import go_back
 from megaptm.run.branch import Branch, created_branch
+from megaptm.run.changes import ConfigComparison
 from megaptm.run.corpora_checks import check_corpora
 from megaptm.run.folder import (
     config_variables,
@@ -117,7 +118,8 @@ def _train(
     with storage_errors_as_user_errors(run_config.run):
         if rank_environment is not None:
             return _run_as_worker(run_config, rank_environment, change=change)
-        if not change and _asks_for_changes(run_config):
+        if not change and _can_ask() and (differences := find_config_differences(run_config)).can_be_accepted:
+            _ask_for_changes(differences)
             run_config, change = read_config(config, overrides, change=True), True
         return _launch_here(run_config, change=change)
 
@@ -126,18 +128,11 @@ def _can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def _asks_for_changes(config: Config) -> bool:
-    """Ask on a terminal whether a config may alter the run that it continues. Return False without a question if it
-    does not, or may not."""
-    if not _can_ask():
-        return False
-    differences = find_config_differences(config)
-    if not differences.can_be_accepted:
-        return False
-    listed = "".join(f"\n  {printable(str(each))}" for each in differences.changes)
-    return click.confirm(
-        f"This changes the run in {printable(config.run)} from its next step on:{listed}\nContinue?", err=True
-    )
+def _ask_for_changes(differences: ConfigComparison) -> None:
+    """Ask on a terminal whether a config may alter the run that it continues. Raise `UserError` if it may not."""
+    run, listed = printable(differences.run), "".join(f"\n  {printable(str(each))}" for each in differences.changes)
+    if not click.confirm(f"This changes the run in {run} from its next step on:{listed}\nContinue?", err=True):
+        raise UserError(f"the run in {run} keeps its config, and was not started.")
 
 
 def _launch_here(config: Config, *, change: bool) -> int:

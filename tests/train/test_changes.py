@@ -113,7 +113,8 @@ def test_terminal_question_about_a_change(runs, answer, code):
     output = read_all(terminal)
     assert program.wait(TIMEOUT_SECONDS) == code, output
     assert "optimizer.lr is 0.002, was 0.001" in output
-    assert ("add --change" in output) == (answer == "n")
+    assert "--change" not in output
+    assert ("keeps its config, and was not started." in output) == (answer == "n")
 
 
 def read_all(terminal):
