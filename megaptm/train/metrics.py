@@ -313,10 +313,13 @@ class StepReport(Callback):
         """Report a stop by a signal that only another rank received."""
         self._screen.stopped(step, f"rank {rank} received {name}")
 
-    def on_stop(self, run: RunState, code: int) -> None:
-        if run.stop_reason is not None and code == 0:
+    def complete(self, run: RunState) -> None:
+        """Report why a complete run ends before its last step, if it does."""
+        if run.stop_reason is not None:
             self.events.write(StopRequestEvent(step=run.step, reason=run.stop_reason))
             self._screen.stopped(run.step, run.stop_reason)
+
+    def on_stop(self, run: RunState, code: int) -> None:
         if self._has_started:
             self.tracker.log_metrics(run.step, {"effective_time": self._effective.share(self.seconds.productive)})
         self._screen.close()

@@ -106,6 +106,9 @@ def _run_rank(
                 del training
                 training, start = job.open_next_phase()
             loop_end = time.monotonic()
+            callbacks.report_checkpoints()
+            if job.report and ended_with == 0:
+                job.report.complete(callbacks.state)
             job.finish_copies(ended_with)
             code = ended_with
             if code == EXIT_CONTINUE:

@@ -73,11 +73,10 @@ def test_run_ends_as_complete_and_saved(stopped):
 
 
 def test_wait_for_the_last_copy_is_measured(stopped):
-    """The Hugging Face copy is written after the last step."""
-    export, end = (
-        next(event for event in read_events(stopped) if event["kind"] == kind) for kind in ("hub-export", "exit")
-    )
-    assert export["seconds"] <= end["shutdown"]
+    """The Hugging Face copy is written after the last step, and after the reason of the stop is reported."""
+    events = {event["kind"]: event for event in read_events(stopped)}
+    assert events["hub-export"]["seconds"] <= events["exit"]["shutdown"]
+    assert events["stop-request"]["time"] <= events["hub-export"]["time"]
 
 
 def test_resumed_run_stops_at_the_same_step(stopped, real_corpus, tmp_path):
