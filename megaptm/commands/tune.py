@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from megaptm.commands.options import FiniteNumber, overrides_argument
 from megaptm.commands.output import echo
-from megaptm.errors import EXIT_USER_ERROR, UserError
+from megaptm.errors import EXIT_CONTINUE, EXIT_USER_ERROR, UserError
 
 DECADES = 1000.0
 """Factor between optimizer.lr and each end of the default range."""
 PICTURE = "report/lr-range.png"
+CALLBACK = "megaptm.train.range_test:RangeTest"
+NUM_LINES = 10
+"""Number of progress lines of a test, if its output is no terminal."""
 POSITIVE = FiniteNumber(min=0, min_open=True)
 
 
@@ -37,8 +41,9 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
     """Train a few steps with a rising learning rate, show the loss by rate, and suggest a peak rate.
 
     The rate rises by a constant factor a step, until the loss diverges (range test, arXiv:1506.01186). The suggested
-    rate is a tenth of that with the lowest loss. It is a start: short runs prefer higher rates than long ones. The run
-    has its own folder, without validation and loggers. With the same range it is not trained again.
+    rate is a tenth of that with the lowest loss. It is a start: short runs prefer higher rates than long ones. The test
+    has its own folder beside that of the run, without validation and loggers. The same command again only shows the
+    result, or continues a test that was interrupted.
 
     \b
       megaptm tune lr gpt2/tiny data.mix='{corpora/books: 1}'
@@ -48,7 +53,9 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
     from megaptm.launch.local import train_locally as train_run
     from megaptm.report.curves import draw_curves, save_picture
     from megaptm.report.lr_range import RateRange
-    from megaptm.run.folder import read_config
+    from megaptm.report.terminal import STARTED_BY
+    from megaptm.run.folder import find_config_differences, read_config
+    from megaptm.shell import command_line, typed_path
     from megaptm.track import read_metrics
 
     if "RANK" in os.environ:
@@ -59,34 +66,56 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
         raise UserError(f"--min-lr ({low:g}) must be less than --max-lr ({high:g}).")
     run = Path(chosen.run if any(word.startswith("run=") for word in overrides) else f"{chosen.run}-lr")
     run = run / f"{low:.3g}-{high:.3g}-{steps}"
-    keys = (
-        *(
-            f"run={run}",
-            f"train.steps={steps}",
-            "train.phase_start=0",
-            "phases=[]",
-            "train.ramp=null",
-            "train.log_every=1",
-        ),
-        *("train.validate_every=null", "train.validate_batches=1", "train.stop=null", "train.spikes.action=warn"),
-        *("checkpoint.every=1000000000", "checkpoint.keep={last: 1, best: 0, every: null}"),
-        *("track.enabled=false", "callbacks={}"),
-        *("checkpoint.upload_to=null", "hub.export_every=null", "hub.push_to=null"),
-        *(f"optimizer.lr={high!r}", f"optimizer.min_lr_ratio={low / high!r}", "optimizer.warmup_shape=exponential"),
-        *(f"optimizer.warmup_steps={steps}", "optimizer.max_warmup_ratio=null", "optimizer.decay=constant"),
-        *("optimizer.decay_steps=null", "optimizer.stable_steps=0", "optimizer.restarts=[]", "optimizer.power=null"),
-    )
-    code = train_run(config, [*overrides, *keys])
-    if code not in (0, EXIT_USER_ERROR) or not (records := read_metrics(run)):
-        sys.exit(code)
-    if code:
-        echo(f"The run ended with exit code {code}, so the range ends there.")
-    result = RateRange.of(records)
+    words = [*overrides, *_test_keys(run, steps, low, high)]
+    if run.exists() and (changes := find_config_differences(read_config(config, words)).changes):
+        keys = ", ".join(change.key for change in changes)
+        raise UserError(f"{typed_path(run)} has a test with another config ({keys}): choose another run=FOLDER.")
+    if _last_exit_code(run) != 0:
+        echo(f"Training at learning rates from {low:.3g} to {high:.3g}, for {steps} steps or until the loss diverges.")
+        os.environ[STARTED_BY] = ""
+        try:
+            code = train_run(config, words)
+        except UserError as error:
+            if _last_exit_code(run) != EXIT_USER_ERROR:  # otherwise it trained, until a loss was not finite
+                raise
+            echo(f"The test ends here: {error}")
+        else:
+            if code == EXIT_CONTINUE:
+                echo("The same command continues the test.")
+            if code:
+                sys.exit(code)
+    result = RateRange.of(read_metrics(run))
     save_picture(run / PICTURE, result.plot)
     console = Console()
-    for line in draw_curves(result.points(), width=min(console.width, 100) - 12):
+    echo("\nLoss by learning rate:")
+    width = min(console.width, 100) - 12
+    for line in draw_curves(result.points(), width=width, format_x=lambda x: f"{10**x:.2g}"):
         console.print(line, no_wrap=True)
-    echo("loss by the decimal logarithm of the learning rate")
     console.print(result.table())
-    echo(f"Picture:   {run / PICTURE}")
-    echo(f"Suggested: optimizer.lr={result.suggested:.2g}")
+    echo(f"Picture:   {typed_path(run / PICTURE)}")
+    suggestion = f"optimizer.lr={result.suggested:.2g}"
+    echo(f"Suggested: {suggestion}, a tenth of the rate with the lowest loss")
+    recipe = (word for word in overrides if not word.startswith(("run=", "optimizer.lr=")))
+    echo(f"next:\n  {command_line(['train', str(config), *recipe, suggestion])}")
+
+
+def _test_keys(run: Path, steps: int, low: float, high: float) -> Iterator[str]:
+    """Yield the config keys of a range test. It ends before `train.steps`, so that it does not validate."""
+    yield from (f"run={run}", f"train.steps={steps + 1}", "train.stop_at=null", "phases=[]", "train.ramp=null")
+    yield from ("train.phase_start=0", "train.validate_every=null", "train.stop=null")
+    yield from (f"train.log_every={max(1, steps // NUM_LINES)}", "train.spikes={action: warn, sigmas: 1000000000.0}")
+    yield from (f"callbacks={{{CALLBACK}: {{steps: {steps}}}}}",)
+    yield from ("checkpoint.every=1000000000", "checkpoint.keep={last: 1, best: 0, every: null}")
+    yield from ("track.enabled=false", "checkpoint.upload_to=null", "hub.export_every=null", "hub.push_to=null")
+    yield from (f"optimizer.lr={high!r}", f"optimizer.min_lr_ratio={low / high!r}", "optimizer.decay=constant")
+    yield from ("optimizer.warmup_shape=exponential", f"optimizer.warmup_steps={steps}")
+    yield from ("optimizer.max_warmup_ratio=null", "optimizer.decay_steps=null", "optimizer.stable_steps=0")
+    yield from ("optimizer.restarts=[]", "optimizer.power=null")
+
+
+def _last_exit_code(run: Path) -> int | None:
+    """Return the exit code of the last job of a run; None if there was none, or if it was killed."""
+    from megaptm.resilience.events import ExitEvent, LaunchEvent, read_events
+
+    jobs = [event for event in read_events(run) if event["kind"] in (LaunchEvent.kind, ExitEvent.kind)]
+    return jobs[-1].get("code") if jobs else None

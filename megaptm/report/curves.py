@@ -45,10 +45,15 @@ MAX_PANELS = 8
 
 
 def draw_curves(
-    curves: Mapping[str, Points], *, width: int = 72, height: int = 14, marks: Iterable[int] = ()
+    curves: Mapping[str, Points],
+    *,
+    width: int = 72,
+    height: int = 14,
+    marks: Iterable[int] = (),
+    format_x: Callable[[float], str] = "{:.6g}".format,
 ) -> list[Text]:
     """Return lines of text that show curves of a run over a common range; NaN and infinite values leave gaps. The axis
-    has a tick at each step of `marks`."""
+    has a tick at each step of `marks`, and its ends as `format_x` returns them."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in curves.items()}
     all_points = [point for points in finite.values() for point in points]
     if not all_points:
@@ -79,7 +84,7 @@ def draw_curves(
         lines.append(line)
     ticks_at = {round((step - start) / (stop - start) * (width - 1)) for step in marks if start <= step <= stop}
     lines.append(Text(" " * 9 + "└" + "".join("┴" if column in ticks_at else "─" for column in range(width))))
-    lines.append(Text(" " * 10 + f"{start:<{width // 2}.6g}{stop:>{width - width // 2}.6g}"))
+    lines.append(Text(" " * 10 + f"{format_x(start):<{width // 2}}{format_x(stop):>{width - width // 2}}"))
     return [*lines, *_legend_lines(finite, width)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from megaptm.report.curves import Points, metric_curve
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LOSS, RATE = "lr_range/loss", "lr_range/rate"
+"""Metrics that `RangeTest` records at each step."""
 SMOOTHING = 0.9
 """Decay rate of the running mean of the losses."""
 DIVERGED = 4.0
@@ -23,6 +25,19 @@ MARGIN = 10.0
 """Factor by which the suggested rate is below that of the lowest loss."""
 MIN_STEPS = 20
 NUM_ROWS = 12
+
+
+def smooth(losses: Iterable[float]) -> list[float]:
+    """Return the running means of losses until they diverge."""
+    smoothed: list[float] = []
+    mean = 0.0
+    for loss in losses:
+        mean = SMOOTHING * mean + (1.0 - SMOOTHING) * loss
+        value = mean / (1.0 - SMOOTHING ** (len(smoothed) + 1))
+        if not math.isfinite(value) or (smoothed and value > DIVERGED * min(smoothed)):
+            break
+        smoothed.append(value)
+    return smoothed
 
 
 @dataclass(frozen=True)
@@ -37,26 +52,15 @@ class RateRange:
     @classmethod
     def of(cls, records: Sequence[Mapping[str, Any]]) -> RateRange:
         """Return the range of the metrics of a run. Raise `UserError` if they have too few steps."""
-        loss_of = dict(metric_curve(records, "loss"))
-        rates: list[float] = []
-        losses: list[float] = []
-        smoothed: list[float] = []
-        mean = 0.0
-        for step, rate in metric_curve(records, "learning_rate"):
-            loss = loss_of.get(step, math.nan)
-            mean = SMOOTHING * mean + (1.0 - SMOOTHING) * loss
-            value = mean / (1.0 - SMOOTHING ** (len(rates) + 1))
-            if not math.isfinite(value) or (smoothed and value > DIVERGED * min(smoothed)):
-                break
-            rates.append(rate)
-            losses.append(loss)
-            smoothed.append(value)
-        if len(rates) < MIN_STEPS:
+        rates, losses = (metric_curve(records, name) for name in (RATE, LOSS))
+        smoothed = smooth(loss for _, loss in losses)
+        number = len(smoothed)
+        if number < MIN_STEPS:
             raise UserError(
-                f"only {len(rates)} steps have a finite loss, and the range test needs {MIN_STEPS}: give more --steps, "
-                "or a lower --min-lr."
+                f"only {number} steps have a finite loss, and the range test needs {MIN_STEPS}: give more --steps, or "
+                "a lower --min-lr."
             )
-        return cls(rates, losses, smoothed)
+        return cls([rate for _, rate in rates[:number]], [loss for _, loss in losses[:number]], smoothed)
 
     @property
     def lowest_loss_rate(self) -> float:

@@ -22,7 +22,7 @@ from megaptm.tokenizers import Tokenizer
 
 STARTED_BY = "MEGAPTM_STARTED_BY"
 """Environment variable in which a launcher tells rank 0 the command that starts the run, as typed after `megaptm`,
-without the run's folder; absent: `train`."""
+without the run's folder; absent: `train`. Empty: rank 0 prints no commands to run next."""
 AXES = ("data", "tensor", "pipeline", "virtual")
 
 

@@ -133,8 +133,8 @@ def _run_rank(
             spent = {**asdict(job.seconds), "shutdown": time.monotonic() - loop_end}
             events.write(ExitEvent(code=code, **{name: round(seconds, 3) for name, seconds in spent.items()}))
     leave_process_group()
-    if job.report and job.source and code in (0, EXIT_CONTINUE):
-        command = shlex.split(os.environ.get(STARTED_BY, "train"))
+    command = shlex.split(os.environ.get(STARTED_BY, "train"))
+    if job.report and job.source and command and code in (0, EXIT_CONTINUE):
         lines = next_commands(job.config, job.source.tokenizer, done=code == 0, start=command)
         print("\n".join(["next:", *(f"  {printable(line)}" for line in lines)]), flush=True)
     return code

@@ -1,14 +1,20 @@
 """Learning rate range test: rising rates, and the rate that it suggests."""
 
 import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
+from megaptm.config import load
 from megaptm.errors import UserError
-from megaptm.report.lr_range import MIN_STEPS, RateRange
+from megaptm.report.lr_range import LOSS, MIN_STEPS, RATE, RateRange
 from megaptm.track import read_metrics
+from megaptm.train.callbacks import RunState
+from megaptm.train.range_test import RangeTest
 from tests.bad_input.commands import user_error
 from tests.drills.program import arguments, finish
 
@@ -18,7 +24,7 @@ STEPS = 40
 def records(loss_of, *, steps=200, low=1e-5, high=10.0):
     """Return the metrics of steps whose loss is a function of the rate."""
     rates = [low * (high / low) ** (step / steps) for step in range(1, steps + 1)]
-    return [{"step": step, "learning_rate": rate, "loss": loss_of(rate)} for step, rate in enumerate(rates, start=1)]
+    return [{"step": step, RATE: rate, LOSS: loss_of(rate)} for step, rate in enumerate(rates, start=1)]
 
 
 def valley(rate):
@@ -54,12 +60,32 @@ def test_command_trains_at_rising_rates(real_corpus, tmp_path):
     done = finish(*words)
     assert done.returncode == 0, done.stderr
     run = tmp_path / f"run/0.0001-1-{STEPS}"
-    rates = [record["learning_rate"] for record in read_metrics(run) if "learning_rate" in record]
+    rates = [record[RATE] for record in read_metrics(run) if RATE in record]
     assert rates == pytest.approx([1e-4 ** (1 - step / STEPS) for step in range(1, STEPS + 1)])
     assert (run / "report/lr-range.png").read_bytes().startswith(b"\x89PNG")
-    suggestion = done.stdout.splitlines()[-1]
-    assert 1e-5 < float(suggestion.removeprefix("Suggested: optimizer.lr=")) < 0.1
-    assert CliRunner().invoke(main, words).output.splitlines()[-1] == suggestion
+    assert not [name for record in read_metrics(run) for name in record if name.startswith("validation")]
+    assert done.stdout.startswith(f"Training at learning rates from 0.0001 to 1, for {STEPS} steps or until")
+    assert len(re.findall(r"^step \d+/", done.stdout, re.MULTILINE)) < STEPS
+    [*_, head, command] = done.stdout.splitlines()
+    assert (head, done.stdout.count("next:")) == ("next:", 1)
+    assert 1e-5 < float(command.rpartition(" optimizer.lr=")[2]) < 0.1
+    assert "run=" not in command
+    assert CliRunner().invoke(main, words).output.splitlines()[-1] == command
+    assert "has a test with another config (train.batch)" in user_error(*words, "train.batch=24")
+
+
+def test_range_test_ends_when_the_loss_diverges():
+    test, run = RangeTest(100), RunState(Path(), load("gpt2/tiny"))
+    for step, loss in enumerate([3.0] * 10 + [90.0] * 5, start=1):
+        run.step = step
+        test.on_step_end(run, SimpleNamespace(loss=loss))
+        if run.stop_reason is not None:
+            break
+    assert 11 <= step < 15
+    assert "diverges" in run.stop_reason
+    again = RangeTest(100)
+    again.load_state_dict(test.state_dict())
+    assert again.losses == test.losses
 
 
 def test_mistakes_have_a_sentence(tmp_path):
