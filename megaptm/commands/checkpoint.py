@@ -19,7 +19,14 @@ run_argument = click.argument("run", type=click.Path(path_type=Path))
 
 @click.group("checkpoint")
 def checkpoint_group() -> None:
-    """Look at the checkpoints of a run, tag, compare, remove or copy them."""
+    """Look at the checkpoints of a run, tag, compare, remove or copy them.
+
+    A checkpoint is named RUN@4000 (step), RUN@best (lowest validation loss), RUN@TAG or RUN@latest; RUN is the latest.
+
+    \b
+      megaptm checkpoint list runs/gpt2-tiny
+      megaptm checkpoint diff runs/gpt2-tiny@2000 runs/gpt2-tiny@best
+    """
 
 
 @checkpoint_group.command("list")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.options import overrides_argument
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
 
 @click.command("inspect")
 @click.argument("config", type=click.Path(path_type=Path))
-@click.argument("overrides", nargs=-1)
+@overrides_argument
 @click.option("--step", type=int, help="Training step, from 1 on.  [default: the first with the run's data]")
 @click.option("--count", default=3, show_default=True, help="Number of samples to show.")
 @click.option("--split", default="train", show_default=True, help="train or validation.")
 def inspect_command(config: Path, overrides: tuple[str, ...], step: int | None, count: int, split: str) -> None:
     """Show samples as a run reads them: inputs with masks, and labels.
 
-    CONFIG is a YAML file or the folder of a run; OVERRIDES are KEY=VALUE.
+    In a highlighted INPUT→LABEL, the model reads INPUT, such as a mask, and is to predict LABEL. CONFIG is a YAML file
+    or the folder of a run; KEY=VALUE changes any of its keys.
 
     \b
       megaptm inspect configs/gpt2/tiny.yaml

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from megaptm.commands.options import FiniteNumber
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,13 +19,19 @@ if TYPE_CHECKING:
 @click.command("report")
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write the report as one HTML page, too.")
-@click.option("--samples", default=3, show_default=True, help="Number of samples on the page of a run.")
+@click.option(
+    "--samples",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Number of samples on the page of a run.",
+)
 @click.option("--upload", is_flag=True, help="First send metrics to loggers that missed them, such as MLflow.")
 def report_command(runs: tuple[Path, ...], html: Path | None, samples: int, upload: bool) -> None:
-    """Report the progress of a run: loss curve and use of time. With several runs, compare them.
+    """Report the progress of a run: loss curve, changes, and use of time. With several runs, compare them.
 
     The curves of a run are also written to its folder as a picture. The page has them with marks for restarts, changes
-    and spikes, jobs, memory, samples, and the config.
+    and spikes, jobs, memory, samples, and the config. A run may be training (megaptm watch shows it live).
 
     \b
       megaptm report runs/gpt2-tiny --html gpt2-tiny.html
@@ -69,9 +76,18 @@ def _samples(history: History, count: int) -> tuple[list[tuple[str, Text]], str]
 
 @click.command("watch")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--seconds", default=2.0, show_default=True, help="Seconds between two looks at the run.")
+@click.option(
+    "--seconds",
+    type=FiniteNumber(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two looks at the run.",
+)
 def watch_command(run: Path, seconds: float) -> None:
     """Watch a run in the terminal: progress, loss curves and events, until its job ends.
+
+    It reads the run's folder, so it works in another terminal, and on another machine that has the folder. Ctrl-C ends
+    watching, not the run. Without a terminal, the present state is printed once.
 
     \b
       megaptm watch runs/gpt2-tiny

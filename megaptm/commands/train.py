@@ -25,7 +25,8 @@ def train_command(
     """Train a model, or continue a run.
 
     The same command again continues the run from its newest checkpoint. CONFIG is a YAML file, the name of a shipped
-    config, or a run folder. KEY=VALUE changes any key of the config (megaptm config keys).
+    config, or a run folder. KEY=VALUE changes any key of the config (megaptm config keys); run=FOLDER is where the run
+    is stored. Watch it in another terminal with megaptm watch.
 
     \b
     A small model on this machine; then 200 more steps on two processes, at the learning rate of the last step:

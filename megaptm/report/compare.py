@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -51,13 +50,13 @@ def result_rows(histories: Mapping[str, History]) -> list[list[str]]:
     losses = ("training loss", "validation loss", "lowest")
     rows = [["run", "steps", *losses, "tokens/s", "MFU", "peak GiB", "hours", "effective"]]
     for name, history in histories.items():
-        validations = [loss for _, loss in metric_curve(history.records, "validation/loss") if not math.isnan(loss)]
+        lowest = history.lowest_validation
         total, peak = history.time, history.peak_memory
         values = (
             (history.last_step, "{:,}"),
             (history.last("loss"), "{:.4f}"),
             (history.last("validation/loss"), "{:.4f}"),
-            (min(validations, default=None), "{:.4f}"),
+            (None if lowest is None else lowest[1], "{:.4f}"),
             (history.median("tokens_per_second"), "{:,.0f}"),
             (history.median("mfu"), "{:.1%}"),
             (None if peak is None else peak / 2**30, "{:.2f}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,6 +102,12 @@ class History:
         """Return the median of a metric over all its records; None without one."""
         points = metric_curve(self.records, key)
         return median(value for _, value in points) if points else None
+
+    @property
+    def lowest_validation(self) -> tuple[float, float] | None:
+        """Return the step and the value of the lowest validation loss; None without a finite one."""
+        points = [point for point in metric_curve(self.records, "validation/loss") if math.isfinite(point[1])]
+        return min(points, key=lambda point: point[1], default=None)
 
     @property
     def peak_memory(self) -> float | None:

@@ -42,7 +42,7 @@ MEANINGS = {
 def report_run(run: str | Path, *, console: Console | None = None, send: bool = False) -> Path:
     """Print a summary of the run and save its picture; returns the picture's path.
 
-    `send`: first send to MLflow the metrics that an unreachable server missed.
+    `send`: first send to the loggers the metrics that they missed.
     """
     run, console = Path(run), console or Console()
     history = History.read(run)
@@ -103,6 +103,9 @@ def _metric_table(history: History) -> Table:
         value = history.median(key) if label.endswith("median") else history.last(key)
         if value is not None:
             table.add_row(label, form.format(value))
+        if key == "validation/loss" and history.lowest_validation is not None:
+            step, lowest = history.lowest_validation
+            table.add_row("validation loss, lowest", f"{lowest:.4f} at step {step:,}")
     if (peak := history.peak_memory) is not None:
         table.add_row("peak memory of rank 0", f"{peak / 2**30:.2f} GiB")
     if skipped := sum(event["kind"] == "skipped-step" for event in history.events):

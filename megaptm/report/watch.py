@@ -17,6 +17,7 @@ from megaptm.report.history import History
 from megaptm.report.terminal import format_duration
 from megaptm.resilience.events import START_KINDS, ExitEvent, read_events
 from megaptm.storage import now
+from megaptm.track import read_metrics
 
 MAX_READING_SHARE = 0.1
 """Maximum share of the time that is spent on reading the journals of a long run."""
@@ -49,10 +50,11 @@ def draw(run: Path, width: int, *, height: int | None = None) -> RenderableType:
     which cuts off longer texts."""
     try:
         history = History.read(run)
-    except UserError as error:
-        if not read_events(run):
+    except UserError:
+        if read_metrics(run) or not (events := read_events(run)):
             raise
-        return Text(f"no step is done yet ({error})")
+        waited = format_duration(max(0.0, now() - events[-1]["time"]))
+        return Text(f"no step is done yet; the last event ({events[-1]['kind']}) was {waited} ago")
     curve_height = 14 if height is None else max(4, min(14, height - 11 - min(NUM_MARKS, len(history.marks))))
     return Group(*_draw_lines(history, width, curve_height))
 

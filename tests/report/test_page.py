@@ -90,6 +90,14 @@ def test_several_returns_without_a_step_between():
     assert (current, len(abandoned)) == ([], 4)
 
 
+def test_lowest_validation_loss_is_finite(tmp_path):
+    losses = {2: "nan", 4: 2.0, 6: 1.5, 8: 1.75}
+    validations = [{"time": 2000.0 + step, "step": step, "validation/loss": loss} for step, loss in losses.items()]
+    run = write(tmp_path / "run", records=[*step_records(0.0, 1, 8), *validations])
+    assert History.read(run).lowest_validation == (6, 1.5)
+    assert "validation loss, lowest  1.5000 at step 6" in CliRunner().invoke(main, ["report", str(run)]).output
+
+
 def test_branch_is_compared_with_its_origin(tmp_path):
     parent, branch = write(tmp_path / "parent"), write(tmp_path / "branch", config=load(TINY, ["optimizer.lr=0.5"]))
     history = History.read(branch)
@@ -326,4 +334,4 @@ def test_watch_waits_for_the_first_step(tmp_path):
     os.remove(run / "metrics.jsonl")
     screen = io.StringIO()
     watch_run(run, Console(file=screen, width=200), seconds=0.0)
-    assert "no step is done yet" in screen.getvalue()
+    assert f"no step is done yet; the last event ({EVENTS[0]['kind']}) was" in screen.getvalue()
