@@ -78,7 +78,7 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
         except UserError as error:
             if _last_exit_code(run) != EXIT_USER_ERROR:  # otherwise it trained, until a loss was not finite
                 raise
-            echo(f"The test ends here: {error}")
+            echo(f"The test ends here: {str(error).partition(';')[0]}.")  # without advice for a run
         else:
             if code == EXIT_CONTINUE:
                 echo("The same command continues the test.")

@@ -57,7 +57,7 @@ class RateRange:
         number = len(smoothed)
         if number < MIN_STEPS:
             raise UserError(
-                f"only {number} steps have a finite loss, and the range test needs {MIN_STEPS}: give more --steps, or "
+                f"the loss diverges after {number} steps, and the range test needs {MIN_STEPS}: give more --steps, or "
                 "a lower --min-lr."
             )
         return cls([rate for _, rate in rates[:number]], [loss for _, loss in losses[:number]], smoothed)
