@@ -132,7 +132,7 @@ def find_late_validation(run: Path, step: int, recipes: Mapping[str, str]) -> di
     """Return the validation losses that an earlier job measured at the checkpoint of a step, which lacks them; None if
     the journal has none, or others were saved, or the run has changed, since."""
     kinds = (LateValidationEvent.kind, CheckpointEvent.kind, BackEvent.kind, ChangeEvent.kind)
-    newest = next((event for event in reversed(read_events(run)) if event["kind"] in kinds), {})
+    newest: Mapping[str, Any] = next((event for event in reversed(read_events(run)) if event["kind"] in kinds), {})
     losses = newest.get("losses")
     if newest.get("step") != step or newest.get("recipes") != recipes or not isinstance(losses, dict):
         return None
