@@ -59,14 +59,14 @@ def make_tensors(width: int) -> dict[str, Tensor]:
 
 def megaptm(tensors: dict[str, Tensor], *, verify: bool = False, background: bool = False) -> Contender:
     from megaptm.checkpoint.host_staging import HostStaging
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.checkpoint.tensors import TensorPiece
     from megaptm.parallel.background import Background
 
     copies, work = HostStaging(), Background()
 
     def save(folder: Path) -> Callable[[], object] | None:
-        store = Store(folder, fence=lambda: True)
+        store = CheckpointStore(folder, fence=lambda: True)
         store.prepare(1, sum(tensor.nbytes for tensor in tensors.values()))
         zeros = {name: (0,) * tensor.dim() for name, tensor in tensors.items()}
         pieces = [TensorPiece(name, t.shape, zeros[name], t.shape, t) for name, t in tensors.items()]
@@ -74,11 +74,13 @@ def megaptm(tensors: dict[str, Tensor], *, verify: bool = False, background: boo
             store.write(1, 0, pieces)
             store.commit(1, {"step": 1}, ranks=1)
             return None
-        work.begin(partial(store.write, 1, 0, copies.take(pieces)), lambda: store.commit(1, {"step": 1}, ranks=1))
+        work.begin(
+            partial(store.write, 1, 0, copies.copy_pieces(pieces)), lambda: store.commit(1, {"step": 1}, ranks=1)
+        )
         return work.finish
 
     def load(folder: Path) -> None:
-        checkpoint = Store(folder).newest(verify=verify)
+        checkpoint = CheckpointStore(folder).newest(verify=verify)
         assert checkpoint is not None
         reader = checkpoint.reader
         for name, tensor in tensors.items():

@@ -111,7 +111,7 @@ def find_similar_copies(documents: list[Document], near: NearDuplicateOptions) -
         if source.endswith("copy"):
             original = documents[indices[source.removesuffix(" copy")]]
             copy_shingles, shingles = (
-                Shingles.of(document.text, near.ngram) for document in (documents[index], original)
+                Shingles.from_text(document.text, near.ngram) for document in (documents[index], original)
             )
             if copy_shingles.similarity(shingles) >= near.threshold:
                 similar.append(index)

@@ -171,9 +171,9 @@ def record() -> None:
 def list_shapes(shapes: list[Shape], settings: Settings) -> None:
     """Print each shape with the peer, the FLOPs of a step, and the goal with its MFU on an H100. Check the config of
     the part `command`."""
-    from megaptm.config import load
+    from megaptm.config import load_config
 
-    load(*command_arguments(Path("run"), Path("corpus"), settings))
+    load_config(*command_arguments(Path("run"), Path("corpus"), settings))
     peak = load_machine("h100-80g").peak_flops("bf16")
     print(f"{'':<24}{'batch':>12}{'TFLOP':>8}{'goal':>20}{'MFU':>7}  peer")
     for shape in shapes:

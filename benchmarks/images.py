@@ -35,7 +35,7 @@ from megaptm.data import Loader, open_mix
 from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.families.vit.corpus.build import build_images
 from megaptm.families.vit.corpus.recipe import ImageRecipe
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 SIZE, PATCH, TEXT = 224, 16, 77
 LABELS = 8
@@ -86,7 +86,7 @@ def write_photos(folder: Path, num_photos: int, width: int, height: int) -> None
 
 
 def open_megaptm(corpus: Path, kind: ImageCorpus, batch: int, workers: int) -> Iterator[dict[str, torch.Tensor]]:
-    special = load(corpus / "tokenizer").special
+    special = load_tokenizer(corpus / "tokenizer").special
     length = (SIZE // PATCH) ** 2 + 1
     mix = open_mix({str(corpus): 1.0}, objective=kind.objective, sequence=length, seed=0, special=special)
     if not workers:  # as in a consumer without workers; megaptm would use a thread

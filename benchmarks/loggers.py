@@ -20,7 +20,7 @@ from pathlib import Path
 from common.options import Options
 
 from megaptm import Callback
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.track import Tracker
 from megaptm.track.loggers import LOGGERS
 from megaptm.train.callbacks import Callbacks
@@ -61,7 +61,7 @@ def measure_loggers(folder: Path, loggers: tuple[str, ...], *, steps: int, pause
 
 
 def measure_callbacks(folder: Path, *, steps: int, pause: float) -> tuple[float, float]:
-    config = load(TINY, ["model.vocabulary=512", f"run={folder}"])
+    config = load_config(TINY, ["model.vocabulary=512", f"run={folder}"])
     callbacks = Callbacks(folder, config, {name: Counting() for name in ("first", "second")})
     return measure(lambda step: callbacks.step_end(step, 0.1, None), steps=steps, pause=pause)  # type: ignore[arg-type]
 

@@ -181,7 +181,7 @@ def main() -> None:
     parser.add("--threads", default=1, short=1)
     options = parser.read()
     torch.set_num_threads(options.threads)
-    cpu_tuning.install()
+    cpu_tuning.tune_for_cpu()
     sparse = sparse_attentions(options.heads)
     print(f"{'':20} {'positions':>9} {'GFLOP':>8} {'MiB':>8}")
     slopes: dict[str, tuple[float, float]] = {}

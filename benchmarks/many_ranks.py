@@ -35,10 +35,10 @@ from common.options import Options
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import remove_tree
 from megaptm.checkpoint.records import FileRecord, StoredPiece
-from megaptm.checkpoint.store import RANKS_PER_INDEX, Store
+from megaptm.checkpoint.store import RANKS_PER_INDEX, CheckpointStore
 from megaptm.data.shared_checks import Verdicts
 from megaptm.resilience.heartbeat import Heartbeat, beat_file
-from megaptm.resilience.watchdog import Limits, Watchdog
+from megaptm.resilience.watchdog import Watchdog, WatchdogLimits
 
 WIDTH, LAYERS, VOCABULARY = 12288, 96, 51200
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
@@ -156,7 +156,7 @@ def _transferred_bytes() -> int:
 
 def measure_checkpoint(layout: SimulatedLayout, run: Path) -> list[Measured]:
     index, commit, resume, remove = map(Measured, ("index", "commit", "resume", "remove"))
-    store = Store(run, fence=lambda: True)
+    store = CheckpointStore(run, fence=lambda: True)
     store.prepare(STEP, expected_bytes=0)
     folder = store._writing_path(STEP)
     record_bytes = 0
@@ -178,7 +178,7 @@ def measure_checkpoint(layout: SimulatedLayout, run: Path) -> list[Measured]:
     with patch.object(Checkpoint, "verify_file", lambda *_: None):  # of the rank's share of tensor data
         for rank in (0, layout.ranks // 2, layout.ranks - 1):
             with resume.rank():
-                loaded = Store(run).load(STEP)
+                loaded = CheckpointStore(run).load(STEP)
                 loaded.verify(part=rank, parts=layout.ranks)
                 reader = loaded.reader
                 for parameter in stage_parameters(layout.stage(rank), layout.pipeline):
@@ -202,7 +202,7 @@ def measure_heartbeats(layout: SimulatedLayout, folder: Path) -> Measured:
         heartbeat.enter("step")
         os.close(heartbeat._file)
     watch = Measured("watch")
-    watchdog = Watchdog(folder, range(layout.ranks), limits=Limits(hang_seconds=300.0), is_rank=True)
+    watchdog = Watchdog(folder, range(layout.ranks), limits=WatchdogLimits(hang_seconds=300.0), is_rank=True)
     watchdog._last_check -= 10.0
     with watch.rank():
         assert watchdog.check_progress() is None

@@ -44,7 +44,7 @@ def make_attentions(dtype: torch.dtype, rows: int, length: int, *, causal: bool)
 
 def with_and_without_tuning(compute: Callable[[], object]) -> dict[str, Callable[[], object]]:
     def tuned() -> None:
-        restore = cpu_tuning.install()  # takes less than a millisecond
+        restore = cpu_tuning.tune_for_cpu()  # takes less than a millisecond
         compute()
         restore()
 

@@ -28,7 +28,7 @@ from common.options import Options
 from common.text import make_text
 
 from data_pipeline.clean import run_steps
-from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, identify
+from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, identify_language
 from data_pipeline.clean.quality import ScoreQuality
 from data_pipeline.clean.step import CleaningStep
 from data_pipeline.deduplicate import Deduplicate, NearDuplicateOptions, find_duplicates, write_part
@@ -149,7 +149,7 @@ def main() -> None:
         metrics.append(f"METRIC quality_own_score_mb_s {megabytes / linear['seconds']:.0f} MB/s goal >=10")
         if options.lid:
             keep = KeepLanguage(("en",), THRESHOLDS["language"], model=str(options.lid))
-            identify("text", str(options.lid))
+            identify_language("text", str(options.lid))
             language = measure_step(keep, documents)
             compare(
                 "language",

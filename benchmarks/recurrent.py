@@ -61,7 +61,7 @@ def main() -> None:
     parser.add("--rounds", default=3, short=1)
     options = parser.read()
     torch.set_num_threads(1)
-    cpu_tuning.install()
+    cpu_tuning.tune_for_cpu()
     layers = build_layers()
     num_parameters = {name: sum(p.numel() for p in stacks.parameters()) for name, stacks in layers.items()}
     print(f"{'':10}{'parameters':>12}" + "".join(f"{f'length {n}':>16}" for n in options.lengths))

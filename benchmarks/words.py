@@ -81,7 +81,7 @@ def run_rank(
     from megaptm.train import cpu_tuning
 
     torch.set_num_threads(1)
-    cpu_tuning.install()
+    cpu_tuning.tune_for_cpu()
     join_process_group(
         rank=rank,
         world=ranks,

@@ -31,7 +31,7 @@ from megaptm.config.yamls import read_override
 from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.storage import expand_home, is_remote, writable_path
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 
 def run_build_command(arguments: Sequence[str], *, console: Console | None = None) -> CorpusReport:
@@ -148,7 +148,9 @@ def tokenizer_train(
         parts, not_read = read_parts(recipe, find_files(recipe.sources, dropped), work)
         dropped.merge(not_read)
         selection = select_documents(replace(recipe, validation=0.0), parts, work, dropped).selection
-        tokenizer = load(train_tokenizer(tokenizer_recipe, DocumentSample.of(selection, tokenizer_recipe.kind), work))
+        tokenizer = load_tokenizer(
+            train_tokenizer(tokenizer_recipe, DocumentSample.from_selection(selection, tokenizer_recipe.kind), work)
+        )
     tokenizer.save(folder)
     _print_dropped(dropped, console)
     console.print(f"{folder}: {tokenizer.kind} tokenizer, {tokenizer.vocabulary:,} ids", highlight=False)

@@ -66,7 +66,7 @@ class DropCounts:
             own.extend(added[: EXAMPLES - len(own)])
         self.messages = {**other.messages, **self.messages}
 
-    def failed(self, step: str, document: Document, error: Exception, on_error: OnError) -> None:
+    def count_failure(self, step: str, document: Document, error: Exception, on_error: OnError) -> None:
         """Count a document on which a cleaning `step` failed, or end the build with a `UserError` that names it."""
         message = str(error) if isinstance(error, TimeLimitError) else f"{type(error).__name__}: {brief_message(error)}"
         if on_error == "fail":

@@ -19,14 +19,14 @@ class Grouping:
     shares: tuple[float, ...] = ()
     """Share of the documents of each bucket that is kept, sampled by hash. Default: all."""
     note: str = "quality"
-    """Note with the score: that of the step `score-quality`, or a field of the source (`keep: [score]`)."""
+    """Note with the score: the note of the step `score-quality`, or a field of the source (`keep: [score]`)."""
     domain: str | None = None
     """Note with the name of the domain: `domain` for sources with the setting `domain`, or a field (`keep`). Default:
     documents have no domains."""
 
     def __post_init__(self) -> None:
         if not self.quality and self.domain is None:
-            raise UserError("groups: set `quality`, the edges of buckets, or `domain`, a note.")
+            raise UserError("groups: set `quality` (edges of buckets) or `domain` (name of a note).")
         if self.quality and (len(self.quality) < 2 or not all(low < high for low, high in pairwise(self.quality))):
             raise UserError(f"groups: quality ({list(self.quality)}) must be two or more ascending edges.")
         if not all(map(math.isfinite, self.quality)):

@@ -16,18 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from data_pipeline.packing import packing_by_length, packing_sums, packing_table
-from data_pipeline.report import histogram
+from data_pipeline.report import histogram_table
 from megaptm.batch import IGNORED, BatchSpec
 from megaptm.console import Console
 from megaptm.data import Mix
 from megaptm.data.files import open_tar, tar_members
 from megaptm.data.shards import Corpus
-from megaptm.data.token_types import TokenType, find_token_type
+from megaptm.data.token_types import ShardTokenType, find_shard_token_type
 from megaptm.errors import UserError
 from megaptm.families import contributions
 from megaptm.objectives.text_questions import QUESTIONS, question_field
 from megaptm.storage import parse_json
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 MEASURED_SAMPLES = 256
 """Number of samples in which padding is counted."""
@@ -48,7 +48,7 @@ def inspect_corpus(
     if count < 0:
         raise UserError(f"count ({count}) must be 0 or more.")
     console, corpus = console or Console(), Corpus.open(folder)
-    tokenizer = load(corpus.folder / "tokenizer")
+    tokenizer = load_tokenizer(corpus.folder / "tokenizer")
     console.print(Text(f"corpus {corpus.name}", "italic"), soft_wrap=True)
     console.print(corpus_table(corpus, tokenizer))
     if not (kind := _token_type(corpus)).is_label:
@@ -56,7 +56,7 @@ def inspect_corpus(
         lengths = np.concatenate([index[:, 1] for index in corpus.indexes([*corpus.split(split).shards])])
         powers = Counter(np.log2(lengths).astype(int).tolist())
         bins = {1 << power: documents for power, documents in powers.items()}
-        console.print(histogram(bins, f"{split} {content} by length in tokens"))
+        console.print(histogram_table(bins, f"{split} {content} by length in tokens"))
         console.print(packing_table(packing_by_length(packing_sums(lengths))))
     panels = (
         _sample_documents(corpus, tokenizer, split, count, sequence)
@@ -72,8 +72,8 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _token_type(corpus: Corpus) -> TokenType:
-    return find_token_type(corpus.manifest.dtype)
+def _token_type(corpus: Corpus) -> ShardTokenType:
+    return find_shard_token_type(corpus.manifest.dtype)
 
 
 def corpus_table(corpus: Corpus, tokenizer: Tokenizer) -> Table:
@@ -144,7 +144,7 @@ def _first_samples(
     for number in range(count):
         sample = mix.sample(number)
         yield Panel(
-            show_sample(sample, mix.batch, tokenizer), title=f"{task.name}, sample {number}", title_align="left"
+            show_sample(sample, mix.batch_spec, tokenizer), title=f"{task.name}, sample {number}", title_align="left"
         )
 
 

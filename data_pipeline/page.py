@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_pipeline.corpus.composition import TextSize
-from data_pipeline.report import CorpusReport, by_tokens
-from megaptm.html import bars, escape, full_page, table, tiles, titled_bars
+from data_pipeline.report import CorpusReport, sort_by_tokens
+from megaptm.html import escape, full_page, html_bars, html_table, html_tiles, titled_bars
 
 PAGE = "report.html"
 LARGEST = 5
@@ -16,39 +16,41 @@ LARGEST = 5
 
 def write_corpus_page(report: CorpusReport, folder: Path) -> None:
     """Write the report page beside the corpus."""
-    (folder / PAGE).write_text(html(report), encoding="utf-8")
+    (folder / PAGE).write_text(corpus_page(report), encoding="utf-8")
 
 
-def html(report: CorpusReport) -> str:
+def corpus_page(report: CorpusReport) -> str:
     """Return the report page of a corpus as HTML."""
     reused = f"; {report.reused_jobs:,} jobs were reused from an earlier build" if report.reused_jobs else ""
     body = [
         f"<h1>Corpus {escape(report.folder)}</h1>",
         f"<p class=faint>id <code>{report.id}</code>; {escape(_describe_tokenizer(report))}</p>",
-        tiles({column: f"{report.sum_over_splits(column):,}" for column in COUNTS}),
+        html_tiles({column: f"{report.sum_over_splits(column):,}" for column in COUNTS}),
         *(f"<p class=note>{escape(note)}</p>" for note in report.notes),
         "<h2>Splits</h2>",
-        table(
+        html_table(
             ("split", *COUNTS),
             ([name, *(f"{counts[column]:,}" for column in COUNTS)] for name, counts in report.splits.items()),
         ),
         "<h2>From files to documents</h2>",
-        f"<p>{report.read:,} documents in {report.files:,} files; {report.sum_over_splits('documents'):,} in the "
-        "corpus.</p>",
-        bars(report.dropped, share_of=report.read, lost=True) if report.dropped else "<p>No document was dropped.</p>",
+        f"<p>{report.documents_read:,} documents in {report.files:,} files; {report.sum_over_splits('documents'):,} in "
+        "the corpus.</p>",
+        html_bars(report.dropped, share_of=report.documents_read, lost=True)
+        if report.dropped
+        else "<p>No document was dropped.</p>",
         *_example_lists(report.examples, report.messages),
         *titled_bars("Languages", report.languages),
         *_unknown_words(report),
         *_size_table("source", report.composition.sources),
         *_size_table("format", report.composition.formats),
         "<h2>Documents by length in tokens</h2>",
-        bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
+        html_bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.lengths.items())}),
         "<h2>Tokens by length of their document</h2>",
-        bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.composition.lengths.items())}),
+        html_bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.composition.lengths.items())}),
         "<h2>Largest documents</h2>",
-        bars({name: tokens for tokens, name in report.composition.largest[:LARGEST]}, form="{:,} tokens"),
+        html_bars({name: tokens for tokens, name in report.composition.largest[:LARGEST]}, form="{:,} tokens"),
         "<h2>Time</h2>",
-        bars(report.seconds, form="{:,.1f} s"),
+        html_bars(report.seconds, form="{:,.1f} s"),
         f"<p class=faint>{escape(report.executor)}{reused}</p>",
     ]
     return full_page(report.folder, body)
@@ -63,8 +65,10 @@ def _describe_tokenizer(report: CorpusReport) -> str:
 
 
 def _size_table(title: str, sizes: Mapping[str, TextSize]) -> list[str]:
-    rows = ((name, f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}") for name, size in by_tokens(sizes))
-    return [f"<h2>By {title}</h2>", table((title, "documents", "tokens", "bytes"), rows)] if sizes else []
+    rows = (
+        (name, f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}") for name, size in sort_by_tokens(sizes)
+    )
+    return [f"<h2>By {title}</h2>", html_table((title, "documents", "tokens", "bytes"), rows)] if sizes else []
 
 
 def _unknown_words(report: CorpusReport) -> list[str]:
@@ -74,7 +78,7 @@ def _unknown_words(report: CorpusReport) -> list[str]:
         [name, f"{count.words:,}", f"{count.unknown:,}", f"{count.share:.1%}"]
         for name, count in report.unknown_words.items()
     )
-    return ["<h2>Words unknown to the tokenizer</h2>", table(("language", "words", "unknown", "share"), rows)]
+    return ["<h2>Words unknown to the tokenizer</h2>", html_table(("language", "words", "unknown", "share"), rows)]
 
 
 def _example_lists(examples: Mapping[str, Sequence[Sequence[str]]], messages: Mapping[str, str]) -> list[str]:

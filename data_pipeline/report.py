@@ -72,7 +72,7 @@ class CorpusReport:
         return sum(counts[column] for counts in self.splits.values())
 
     @property
-    def read(self) -> int:
+    def documents_read(self) -> int:
         """Return the number of documents that the build read, kept or dropped. Copies count once."""
         return self.sum_over_splits("documents") + sum(self.dropped.values()) - self.copies
 
@@ -110,10 +110,10 @@ class CorpusReport:
             if len(sizes) > 1:
                 console.print(_size_table(name, sizes))
         title = "documents by length in tokens, and their total tokens"
-        console.print(histogram(self.lengths, title, self.composition.lengths))
+        console.print(histogram_table(self.lengths, title, self.composition.lengths))
         console.print(packing_table(self.packing))
         if self.clusters:
-            console.print(histogram(self.clusters, "documents by the number of duplicates that they stand for"))
+            console.print(histogram_table(self.clusters, "documents by the number of duplicates that they stand for"))
 
     def _summary_line(self) -> str:
         return (
@@ -166,14 +166,14 @@ def _size_table(title: str, sizes: Mapping[str, TextSize]) -> Table:
     table = Table(box=None, padding=(0, 1))
     for column in (title, "documents", "tokens", "bytes"):
         table.add_column(column, justify="left" if column == title else "right")
-    for name, size in by_tokens(sizes)[:MAX_ROWS]:
+    for name, size in sort_by_tokens(sizes)[:MAX_ROWS]:
         table.add_row(Text(name), f"{size.documents:,}", f"{size.tokens:,}", f"{size.bytes:,}")
     if len(sizes) > MAX_ROWS:
         table.add_row(f"and {len(sizes) - MAX_ROWS:,} more")
     return table
 
 
-def by_tokens(sizes: Mapping[str, TextSize]) -> list[tuple[str, TextSize]]:
+def sort_by_tokens(sizes: Mapping[str, TextSize]) -> list[tuple[str, TextSize]]:
     """Return the names and sizes of sources or formats in descending order of tokens."""
     return sorted(sizes.items(), key=lambda item: (-item[1].tokens, item[0]))
 
@@ -202,7 +202,7 @@ def _setting_lines(messages: Mapping[str, str]) -> list[str]:
     return ["settings of files on the command line: GLOB:KEY=VALUE, as in '*.csv:text=body'"] if is_named else []
 
 
-def histogram(bins: dict[int, int], title: str, totals: Mapping[int, int] | None = None) -> Table:
+def histogram_table(bins: dict[int, int], title: str, totals: Mapping[int, int] | None = None) -> Table:
     """Return a histogram as text: bars of counts by powers of two. `totals` adds a second number to each row."""
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
     table.add_column(justify="right")

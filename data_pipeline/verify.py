@@ -12,8 +12,8 @@ from pathlib import Path
 from megaptm.data.files import array_from_bytes, open_tar, tar_members
 from megaptm.data.shards import Corpus, Shard, ShardInfo
 from megaptm.errors import UserError
-from megaptm.storage import Cache, list_files, quote_value, validate_file_name
-from megaptm.tokenizers import load
+from megaptm.storage import RemoteFileCache, list_files, quote_value, validate_file_name
+from megaptm.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def verify_corpus(location: str | Path) -> Iterator[FolderCheck]:
     # Does not use the training cache, whose copies may differ from the current files at the URL.
     with tempfile.TemporaryDirectory(prefix="megaptm-verify-") as copies:
         try:
-            corpus = Corpus.open(location, Cache(Path(copies)))
+            corpus = Corpus.open(location, RemoteFileCache(Path(copies)))
         except UserError as error:
             yield FolderCheck("manifest.json", False, str(error))
             return
@@ -48,7 +48,7 @@ def verify_corpus(location: str | Path) -> Iterator[FolderCheck]:
 def _check_tokenizer(corpus: Corpus) -> FolderCheck:
     path = corpus.folder / "tokenizer"
     try:
-        tokenizer = load(path)
+        tokenizer = load_tokenizer(path)
     except UserError as error:
         return FolderCheck("tokenizer", False, str(error))
     is_valid = tokenizer.fingerprint == corpus.manifest.tokenizer["fingerprint"]

@@ -130,7 +130,7 @@ def open_dataset(
     from megaptm.data.shards import Corpus
     from megaptm.objectives import BaseObjective, build_objective
     from megaptm.run.corpora import load_corpus_tokenizer
-    from megaptm.storage import Cache
+    from megaptm.storage import RemoteFileCache
 
     sequence, epochs = _check_integer("sequence", sequence, minimum=4), _check_integer("epochs", epochs, minimum=1)
     seed = _check_integer("seed", seed, minimum=0)
@@ -143,7 +143,7 @@ def open_dataset(
     mix = {_corpus_location(location): weight for location, weight in weights.items()}
     if not mix:
         raise UserError("corpora is empty: name at least one corpus folder.")
-    shard_cache = None if cache is None else Cache(Path(cache))
+    shard_cache = None if cache is None else RemoteFileCache(Path(cache))
     opened = open_mix(
         mix,
         split=split,

@@ -34,12 +34,12 @@ INPUT_FIELDS = (
     ),
     *("span_left", "span_right", "span_offset"),
 )
-"""Fields that a model reads, without the prefix of a stream, besides those with `Field.is_input`; all other fields are
-labels."""
+"""Fields that models read, without the prefix of a stream, in addition to those with `BatchField.is_input`. All other
+fields are labels."""
 
 
 @dataclass(frozen=True)
-class Field:
+class BatchField:
     """Shape and dtype of one array of a sample; a micro-batch stacks the arrays of its samples."""
 
     shape: tuple[int, ...]
@@ -58,9 +58,9 @@ class BatchSpec:
     objective may add, each [S]: `positions`, `document_ids` (0: padding), `segments`, `order`, and `global_tokens` (1:
     attends to all of its document, and all of it attends to this token).
 
-    Fields with `Field.is_input` belong to an input of some families (`InputSpec.fields`), such as the pixels of an
+    Fields with `BatchField.is_input` belong to an input of some families (`InputSpec.fields`), such as the pixels of an
     image; `tokens` then holds the kind of each position. The positions of a text may be followed by R others
-    (`Field.is_appended`), at which `tokens` holds their kinds.
+    (`BatchField.is_appended`), at which `tokens` holds their kinds.
 
     Fields of the first stack have no prefix; those of another stack have its name: `decoder_tokens`. `task_ids` [] is
     the task of a sample. If sequences continue from step to step, `reset_state` [] is 1 for a sequence that continues
@@ -69,7 +69,7 @@ class BatchSpec:
 
     streams: Mapping[str, int]
     """Sequence length S of each stream, by the prefix of its fields: `""`, `decoder_` ..."""
-    fields: Mapping[str, Field]
+    fields: Mapping[str, BatchField]
 
     @property
     def needs_attention_mask(self) -> bool:
@@ -94,7 +94,7 @@ class BatchSpec:
 
     @property
     def special_inputs(self) -> set[str]:
-        """Return the names of batch fields with `Field.is_input`, without the prefix of a stream."""
+        """Return the names of batch fields with `BatchField.is_input`, without the prefix of a stream."""
         names = (self._parse_name(name)[1] for name, field in self.fields.items() if field.is_input)
         return {name for name in names if name is not None}
 
@@ -171,12 +171,12 @@ def _describe_type(value: object) -> str:
     return f"{value.dtype.name} {[*value.shape]}" if isinstance(value, _ARRAYS) else f"a {type(value).__name__}"
 
 
-def batch_fields(shape: tuple[int, ...], *names: str) -> dict[str, Field]:
+def batch_fields(shape: tuple[int, ...], *names: str) -> dict[str, BatchField]:
     """Return int64 batch fields with this shape of a sample (a batch adds B in front)."""
-    return dict.fromkeys(names, Field(shape))
+    return dict.fromkeys(names, BatchField(shape))
 
 
-def _pad_field(stem: str | None, array: np.ndarray | None, field: Field, pad: int | None) -> np.ndarray:
+def _pad_field(stem: str | None, array: np.ndarray | None, field: BatchField, pad: int | None) -> np.ndarray:
     if array is None:
         if stem == "positions":
             return np.arange(field.shape[0], dtype=field.dtype)

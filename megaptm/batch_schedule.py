@@ -82,7 +82,7 @@ class BatchSchedule:
         return sizes
 
     def changes_after(self, earlier: BatchSchedule, step: int) -> dict[int, int]:
-        """Return the `changes` of a schedule that has the sizes of `earlier` up to a step, and these from there on."""
+        """Return the `changes` of a schedule with the sizes of `earlier` before a step and of this one after it."""
         before = {begin: size for begin, size in earlier.changes.items() if begin < step}
         after = {step: self.size(step)} | {begin: size for begin, size in self.changes.items() if begin > step}
         if before and [*before.values()][-1] == after[step]:

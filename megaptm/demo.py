@@ -23,7 +23,7 @@ import yaml
 from rich.text import Text
 
 from data_pipeline.sources.files import JSON_LINES, PYTHON_LIBRARY
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.rate_jump import overrides_to_extend
 from megaptm.console import Console
 from megaptm.data.manifest import MANIFEST, read_manifest
@@ -53,7 +53,7 @@ class Demo:
 
     def __post_init__(self) -> None:
         self.corpus, self.run = self.folder / "corpus", self.folder / "run"
-        config = load(self.config)
+        config = load_config(self.config)
         self.vocabulary, self.steps = config.model.vocabulary, config.train.steps
 
     def run_all(self) -> None:
@@ -132,7 +132,7 @@ class Demo:
 
     def arguments_to_extend(self) -> list[str]:
         """Return the arguments that extend the demo's run to twice its steps."""
-        config = load(self.run / "config.yaml")
+        config = load_config(self.run / "config.yaml")
         return overrides_to_extend(config, 2 * config.train.steps)
 
     def num_saved_steps(self) -> int:

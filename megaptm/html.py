@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-__all__ = ["bars", "escape", "full_page", "table", "tiles", "titled_bars"]
+__all__ = ["escape", "full_page", "html_bars", "html_table", "html_tiles", "titled_bars"]
 
 STYLE = """
 :root { color-scheme: light dark; --bar: #4477aa; --lost: #cc6677; --line: #8884; --faint: #808080 }
@@ -37,12 +37,12 @@ def full_page(title: str, body: Iterable[str]) -> str:
     )
 
 
-def tiles(values: Mapping[str, str]) -> str:
+def html_tiles(values: Mapping[str, str]) -> str:
     """Return HTML of some large numbers with their names, for the top of a report page."""
     return f"<div class=tiles>{''.join(f'<div><b>{value}</b>{name}</div>' for name, value in values.items())}</div>"
 
 
-def table(
+def html_table(
     titles: Sequence[str], rows: Iterable[Sequence[str]], *, is_text: bool = False, breaks_words: bool = False
 ) -> str:
     """Return an HTML table with names in the first column, and numbers (or text) in the others. `breaks_words`: break
@@ -57,7 +57,7 @@ def table(
     return f"<div class=wide><table{style}><tr>{head}</tr>{body}</table></div>"
 
 
-def bars(
+def html_bars(
     values: Mapping[str, float],
     *,
     form: str = "{:,}",
@@ -79,4 +79,4 @@ def bars(
 def titled_bars(title: str, values: Mapping[str, float]) -> list[str]:
     """Return HTML bars below a title, in descending order; nothing if there are no values."""
     ordered = dict(sorted(values.items(), key=lambda item: (-item[1], item[0])))
-    return [f"<h2>{title}</h2>", bars(ordered)] if values else []
+    return [f"<h2>{title}</h2>", html_bars(ordered)] if values else []

@@ -239,8 +239,8 @@ def equivalent_name(name: object) -> str | None:
 
 
 def advice_on_foreign_name(*names: object) -> str | None:
-    """Return the advice for a name of another project that megaptm has no equivalent of (`train.epochs`): that of the
-    first of these names that has one."""
+    """Return the advice for the first of these names that another project has and megaptm has no equivalent of, such as
+    `train.epochs`. None: there is no advice."""
     return next((ADVICE[word] for name in names if (word := _normalize_name(name)) in ADVICE), None)
 
 

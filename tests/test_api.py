@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader
 import megaptm
 from megaptm.commands.evaluate import evaluate_command as measure
 from megaptm.commands.generate import generate_command
-from megaptm.config import format_override
-from megaptm.config import load as load_config
+from megaptm.config import format_override, load_config
 from megaptm.data import open_mix
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.inference.evaluate import evaluate_model
@@ -21,7 +20,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import read_config
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.train.runs import CONFIGS, build, save_untrained, write_text
 
 transformers = pytest.importorskip("transformers")

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
-from megaptm.batch import IGNORED, INPUT_FIELDS, BatchSpec, Field, batch_fields
+from megaptm.batch import IGNORED, INPUT_FIELDS, BatchField, BatchSpec, batch_fields
 
 READS = ("tokens", "segments", "positions", "document_ids", "order", "global_tokens")
 SPEC = BatchSpec(
     {"": 4, "right_": 4},
     batch_fields((4,), *READS, *(f"right_{name}" for name in READS), "labels", "masked_positions")
-    | {"uniforms": Field((4,), "float32")}
+    | {"uniforms": BatchField((4,), "float32")}
     | batch_fields((4,), "span_left", "span_right", "span_offset")
     | batch_fields((), "reset_state", "backward")
-    | {"task_ids": Field((), is_input=True)}
-    | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), Field(())),
+    | {"task_ids": BatchField((), is_input=True)}
+    | dict.fromkeys(("sentence_order", "count_of_tokens", "next_sentence"), BatchField(())),
 )
 
 

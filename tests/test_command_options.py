@@ -15,9 +15,9 @@ from megaptm.commands.evaluate import evaluate_command
 from megaptm.commands.export import export_group
 from megaptm.commands.generate import generate_command
 from megaptm.commands.tokenizer import tokenizer_group
-from megaptm.distillation.commands import cache_logits
+from megaptm.distillation.commands import cache_logits_command
 from megaptm.errors import UserError
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests import ROOT
 from tests.commands import run_command
 from tests.train.runs import build, save_untrained, write_text
@@ -77,11 +77,11 @@ def test_tokenizer_sentinels_and_digits(tmp_path):
     (tmp_path / "text.txt").write_text("the year 1234 and the year 1234 and the year 12\n" * 50)
     words = ["train", tmp_path / "text.txt", "--out", tmp_path / "out", "--kind", "unigram", "--vocabulary", 200]
     run_command(tokenizer_group, *words)
-    assert len(load(tmp_path / "out").special.sentinels) == 100  # of T5
+    assert len(load_tokenizer(tmp_path / "out").special.sentinels) == 100  # of T5
     with pytest.raises(UserError, match="is not empty"):
         run_command(tokenizer_group, *words)
     run_command(tokenizer_group, *words, "--sentinels", 3, "--digits", "--overwrite")
-    made = load(tmp_path / "out")
+    made = load_tokenizer(tmp_path / "out")
     assert len(made.special.sentinels) == 3
     assert {"1", "2", "3", "4"} <= {made.name(id_) for id_ in made.encode("1234").tolist()}
 
@@ -96,7 +96,7 @@ def test_cache_logits_logs_progress(monkeypatch, tmp_path):
         return SimpleNamespace(manifest=SimpleNamespace(samples={}), missing=2, samples=30)
 
     monkeypatch.setattr("megaptm.distillation.cache.cache_logits", run_teacher)
-    lines = CliRunner().invoke(cache_logits, [str(ROOT / "configs/bert/tiny.yaml"), "model.vocabulary=300"])
+    lines = CliRunner().invoke(cache_logits_command, [str(ROOT / "configs/bert/tiny.yaml"), "model.vocabulary=300"])
     assert lines.exit_code == 0, lines.output
     assert "20 of 40 samples" in lines.stderr
     assert len(lines.stderr.splitlines()) == 1

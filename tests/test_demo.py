@@ -86,6 +86,6 @@ def test_second_text_is_refused():
 
 @pytest.mark.parametrize("layout", ["layout.data=2", "layout.pipeline=2", "layout.tensor=2"])
 def test_demo_config_fits_two_processes(layout):
-    from megaptm.config import load
+    from megaptm.config import load_config
 
-    assert load(ROOT / "configs/demo/gpt2.yaml", [layout]).layout.processes == 2
+    assert load_config(ROOT / "configs/demo/gpt2.yaml", [layout]).layout.processes == 2

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaptm.config import UncheckedConfig, load, load_run_config
+from megaptm.config import UncheckedConfig, load_config, load_run_config
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.models.head_costs import HEADS
@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from megaptm.batch import Field
+from megaptm.batch import BatchField
 from megaptm.layers.costs import LinearShape
 from megaptm.models.head_costs import HEADS, HeadCosts
 from megaptm.families.bert import BERT
@@ -39,7 +39,7 @@ class Rewritten(MaskedLM):
 
     def batch_spec(self, sequence, document_mask):
         spec = super().batch_spec(sequence, document_mask)
-        return replace(spec, fields={**spec.fields, "low": Field(())})
+        return replace(spec, fields={**spec.fields, "low": BatchField(())})
 
     def make_sample(self, piece, context):
         sample = super().make_sample(piece, context)
@@ -86,7 +86,7 @@ from megaptm.layers.split import Linear
 class Low(nn.Module):
     def __init__(self, spec, costs):
         super().__init__()
-        self.classify = Linear.of(costs.linears["classify"])
+        self.classify = Linear.from_shape(costs.linears["classify"])
 
     def loss(self, x_SBD, batch, tied):
         labels = batch["low"]
@@ -184,7 +184,7 @@ def test_draft_imports_no_code_of_the_run(received):
 def test_module_named_by_the_user_is_imported(received):
     with pytest.raises(UserError):
         load_run_config(received.config)
-    load(ROOT / "configs/bert/tiny.yaml", [f"objective={{a: {{task: '{received.module}:Rewritten'}}}}"])
+    load_config(ROOT / "configs/bert/tiny.yaml", [f"objective={{a: {{task: '{received.module}:Rewritten'}}}}"])
     assert received.mark.exists()
 
 
@@ -313,7 +313,7 @@ def test_numba_config_of_the_working_directory_is_ignored(tmp_path):
 
 
 def test_objective_named_by_its_class(folder):
-    config = load(ROOT / "configs/bert/tiny.yaml", ["objective=wren_of_mine:Rewritten"])
+    config = load_config(ROOT / "configs/bert/tiny.yaml", ["objective=wren_of_mine:Rewritten"])
     assert config.built_objective.name == "rewritten"
 
 
@@ -375,7 +375,7 @@ def test_invalid_plugin_is_rejected(folder, override, expected):
     (folder / "odd.py").write_text("class Odd(BaseException): ...\nraise Odd('no')\n")
     (folder / "asked.py").write_text("def __getattr__(name):\n    raise ValueError(name)\n")
     with pytest.raises(UserError, match=expected):
-        load(ROOT / "configs/bert/tiny.yaml", [override])
+        load_config(ROOT / "configs/bert/tiny.yaml", [override])
 
 
 @pytest.mark.parametrize(
@@ -406,7 +406,7 @@ def test_invalid_family_is_rejected(folder, table, expected):
     )
     config = "word2vec" if "WORD2VEC" in table else "gpt2"
     with pytest.raises(UserError, match=rf"model\.family: the family `{module}:IT` is invalid \({expected}"):
-        load(ROOT / f"configs/{config}/tiny.yaml", [f"model.family={module}:IT"])
+        load_config(ROOT / f"configs/{config}/tiny.yaml", [f"model.family={module}:IT"])
 
 
 def test_output_of_an_import_goes_to_stderr(folder):

@@ -19,4 +19,4 @@ def join_alone() -> None:
     join_process_group(rank=0, world=1, local_rank=0, init_method=f"file://{rendezvous}")
     atexit.register(leave_process_group)
     if rank_device().type == "cpu":
-        cpu_tuning.install()
+        cpu_tuning.tune_for_cpu()

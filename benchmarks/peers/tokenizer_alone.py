@@ -6,7 +6,7 @@ import multiprocessing
 import sys
 import time
 
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 BATCH = 1000
 
@@ -18,7 +18,7 @@ def read(file: str) -> list[str]:
 
 def encode(job: tuple[list[str], str]) -> tuple[int, float]:
     files, folder = job
-    tokenizer = load(folder)
+    tokenizer = load_tokenizer(folder)
     texts = [text for file in files for text in read(file)]
     tokenizer.encode("once, to be ready")
     started = time.perf_counter()

@@ -110,7 +110,7 @@ class Source(Section):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether data ranks divide weights, gradients and moments."""
+        """Whether weights, gradients and moments are sharded over data ranks."""
         return "sharding" in self.software
 
     def estimate_memory(self, work: Workload) -> float:
@@ -262,7 +262,7 @@ def compare(source: Source) -> Iterator[Compared]:
 
 
 def work_of_row(row: Row, software: Software, *, is_sharded: bool = False) -> Workload:
-    """Return the workload of a published row. `is_sharded`: whether its data ranks divide all state."""
+    """Return the workload of a published row. `is_sharded`: whether all state is sharded over data ranks."""
     data = row.devices // (row.tensor * row.pipeline)
     return Workload(
         spec=ModelSpec(

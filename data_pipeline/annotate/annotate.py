@@ -20,7 +20,9 @@ from megaptm.tokenizers import Tokenizer, find_first_tokens
 Annotated = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
-def annotate(documents: Sequence[Document], tokenizer: Tokenizer, annotations: Annotations) -> list[Annotated]:
+def annotate_documents(
+    documents: Sequence[Document], tokenizer: Tokenizer, annotations: Annotations
+) -> list[Annotated]:
     """Tokenize documents, and convert the character offsets of their annotations to token indexes. Returns for each
     document int32 [tokens] ids, and one array per field of `annotations.fields`:
 

@@ -11,7 +11,7 @@ from megaptm.storage import read_table_lines
 SETTING = "annotate.chinese"
 
 
-class Dictionary:
+class DictionarySegmenter:
     """Segmenter that splits text into the words of a word list. A character that starts no known word is a word by
     itself."""
 
@@ -29,10 +29,10 @@ class Dictionary:
 
 
 @lru_cache(maxsize=4)
-def read_dictionary(path: str) -> Dictionary:
+def read_dictionary(path: str) -> DictionarySegmenter:
     """Read the word list of a segmenter: the first field of each line is a word. Further fields, such as frequencies,
     and lines that start with # are ignored."""
-    return Dictionary(line.split()[0] for line in read_words(path, SETTING))
+    return DictionarySegmenter(line.split()[0] for line in read_words(path, SETTING))
 
 
 def read_words(path: str, setting: str) -> list[str]:

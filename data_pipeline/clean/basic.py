@@ -50,7 +50,7 @@ class DropShort(Filter):
 
 @dataclass(frozen=True)
 class DropLong(Filter):
-    """Drop a document that is too long for its kind, for example captions that contain a whole page."""
+    """Drop long documents, for example captions that contain a whole page."""
 
     characters: int = 1_000
     words: int = 0

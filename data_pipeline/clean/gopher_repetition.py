@@ -82,7 +82,7 @@ class GopherRepetition(BatchFilter):
         total = reduce_per_text(np.add, words.lengths, firsts)
         broken: dict[int, str] = {}
         for size, max_share in self._enabled_rules("top_{}_gram", TOP_SIZES):
-            over = NGrams.of(words, firsts, size * factor).top_characters() > max_share * total
+            over = NGrams.from_words(words, firsts, size * factor).top_characters() > max_share * total
             broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"top_{size}_gram") | broken
         rules = self._enabled_rules("duplicate_{}_grams", DUPLICATE_SIZES)
         return self._duplicate_reasons(texts, words, firsts, rules, factor) | broken
@@ -99,7 +99,7 @@ class GopherRepetition(BatchFilter):
             return {}
         (size, max_share), *later = rules
         total = reduce_per_text(np.add, words.lengths, firsts)
-        duplicated = NGrams.of(words, firsts, size * factor).duplicate_characters()
+        duplicated = NGrams.from_words(words, firsts, size * factor).duplicate_characters()
         over = duplicated > max_share * total
         broken = dict.fromkeys(np.flatnonzero(over).tolist(), f"duplicate_{size}_grams")
         remaining = np.flatnonzero(~over & (duplicated > min(share for _, share in rules) * total)).tolist()

@@ -37,7 +37,7 @@ class TagLanguage:
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]:
         for document in documents:
-            language, _ = identify(document.text, self.model, "tag-language")
+            language, _ = identify_language(document.text, self.model, "tag-language")
             yield replace(document, notes={**document.notes, "language": language})
 
 
@@ -75,7 +75,7 @@ class KeepLanguage:
         few = len(languages) <= 3
         other_language = f"keep-language: not {' or '.join(languages) if few else f'one of {len(languages)} languages'}"
         for document in documents:
-            language, probability = identify(document.text, self.model)
+            language, probability = identify_language(document.text, self.model)
             threshold = thresholds.get(language, self.min_probability)
             if language not in languages:
                 dropped.add(other_language, document.source, document.text)
@@ -86,7 +86,7 @@ class KeepLanguage:
                 yield replace(document, notes={**document.notes, "language": language})
 
 
-def identify(text: str, model: str | None = None, step: str = "keep-language") -> tuple[str, float]:
+def identify_language(text: str, model: str | None = None, step: str = "keep-language") -> tuple[str, float]:
     """Identify the language of a text from its start; return the most likely one and its probability. Error messages
     name `step`."""
     start = text[:CLASSIFIED_CHARACTERS]

@@ -24,12 +24,12 @@ class NGrams:
     starts: np.ndarray
     """Index of the first word of each n-gram, int32 [runs]."""
     grams: np.ndarray
-    """Hashes of the n-grams, uint64 [runs]: equal for equal n-grams of a text. Hashes of a text are larger than those
-    of the text before."""
+    """Hashes of the n-grams, uint64 [runs]: equal for equal n-grams of a text. Each text's hashes are larger than all
+    hashes of the previous text."""
     size: int
 
     @staticmethod
-    def of(words: Words, firsts: np.ndarray, size: int) -> NGrams:
+    def from_words(words: Words, firsts: np.ndarray, size: int) -> NGrams:
         texts = np.repeat(np.arange(len(firsts) - 1, dtype=np.uint8), np.diff(firsts))
         grams = words.ngrams(size)
         starts = np.flatnonzero(texts[: len(grams)] == texts[len(texts) - len(grams) :]).astype(np.int32)

@@ -30,8 +30,8 @@ class CleaningStep(Protocol):
 
     - `input_files() -> tuple[str, ...]`: paths of files that the result depends on. If one changes, finished work is
       discarded.
-    - `after(steps)`: the step to use behind these steps, if it compares documents with other texts.
-    - `labels() -> tuple[str, ...]`: all labels, if the step makes documents of two parts with the note `label`.
+    - `after(steps)`: a copy of the step that cleans its reference texts with these earlier steps.
+    - `labels() -> tuple[str, ...]`: all values of the note `label`, if the step makes documents of two parts with it.
     """
 
     def __call__(self, documents: Iterable[Document], dropped: DropCounts) -> Iterator[Document]: ...
@@ -41,8 +41,6 @@ def step_input_files(step: CleaningStep) -> tuple[str, ...]:
     """Return the files that the result of a cleaning step depends on: its `input_files`, and the source file of a
     user's step."""
     module = type(step).__module__
-    if callable(getattr(step, "inputs", None)) and not hasattr(step, "input_files"):
-        raise UserError(f"step {module}:{type(step).__name__} has a method `inputs`: rename it to `input_files`.")
     inputs: tuple[str, ...] = getattr(step, "input_files", tuple)()
     file = None if module.startswith("data_pipeline.") else getattr(sys.modules[module], "__file__", None)
     return inputs if file is None else (*inputs, file)
@@ -164,7 +162,7 @@ def _run_batch(
             raise
         if len(batch) > 1:  # find the document that failed
             return [documents for single in batch for documents in _run_batch(name, step, [single], dropped, on_error)]
-        dropped.failed(name, batch[0], error, on_error)
+        dropped.count_failure(name, batch[0], error, on_error)
         return []
     dropped.merge(counted)
     return documents

@@ -17,8 +17,8 @@ CLUSTERS_PER_WORD = 3
 WordSplit = Literal["letters", "spaces"]
 
 SEPARATOR, INSIDE, MARK, ALPHABETIC, ALONE, CLUSTER = range(6)
-"""Kind of a character, for word boundaries: between words, inside a word, mark of the character before it, letter
-inside a word, a word by itself with its marks, or a letter that with its marks is a third of a word."""
+"""Kind of a character, for word boundaries: between words; inside a word; mark of the previous character; letter inside
+a word; a word by itself, with its marks; or a third of a word, with its marks (`Words.is_cluster`)."""
 
 CODES = 0x110000
 SCRIPTS = 0x20000
@@ -43,8 +43,8 @@ class Words:
 
     - `split="letters"`: a word is a run of letters, marks and digits, without punctuation.
     - `split="spaces"`: a word is anything between white space.
-    - In both, a Chinese character or a kana is a word, and so is a letter of Thai and other alphabets without spaces,
-      with the marks that follow it (`is_cluster`).
+    - In both, these are words by themselves: a Chinese character, a kana, and in Thai and other scripts without spaces
+      a letter with the marks that follow it (`is_cluster`).
     - `fold`: hashes ignore case.
 
     The hash of a word depends only on its characters, not on its position or the machine.

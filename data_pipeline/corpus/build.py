@@ -35,7 +35,7 @@ from megaptm import __version__
 from megaptm.console import Console
 from megaptm.data.shards import Manifest, write_manifest
 from megaptm.errors import UserError
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 LARGE_VALIDATION_SHARE = 0.4
 """Share of the validation split in a corpus above which a build warns."""
@@ -63,7 +63,7 @@ def build_corpus(
     files = find_files(recipe.sources, skipped)
     if recipe.annotate is not None:
         recipe.annotate.check()
-    existing = None if recipe.tokenizer.folder is None else load(recipe.tokenizer.folder)
+    existing = None if recipe.tokenizer.folder is None else load_tokenizer(recipe.tokenizer.folder)
     with open_build(out, overwrite=overwrite, scratch=scratch, console=console) as build:
         output, work = build.output, build.start_workers(workers, sum(file.size for file in files))
         parts, dropped = read_parts(recipe, files, work)
@@ -74,8 +74,8 @@ def build_corpus(
         selection, groups = documents.selection, documents.groups
         tokenizer = existing
         if tokenizer is None:
-            sample = DocumentSample.of(selection, recipe.tokenizer.kind)
-            tokenizer = load(train_tokenizer(recipe.tokenizer, sample, work))
+            sample = DocumentSample.from_selection(selection, recipe.tokenizer.kind)
+            tokenizer = load_tokenizer(train_tokenizer(recipe.tokenizer, sample, work))
         tokenizer.save(output.scratch / "tokenizer")  # where workers load it from
         shutil.copytree(output.scratch / "tokenizer", output.folder / "tokenizer")
         annotations = _complete_annotations(recipe, tokenizer)

@@ -16,7 +16,7 @@ from data_pipeline.corpus.selection import HASH_LIMIT, DocumentRows, Selection
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import read_part
 from data_pipeline.deduplicate.minhash import mix_bits
-from data_pipeline.deduplicate.tables import load, save
+from data_pipeline.deduplicate.tables import load_table, save_table
 from data_pipeline.document import Document
 from data_pipeline.grouping import Grouping
 from megaptm.errors import UserError
@@ -50,7 +50,7 @@ def _find_document_groups(job: DocumentGroupsJob) -> list[str]:
         groups.append(_group_of(document, grouping, domains))
         if len(domains) > MAX_DOMAINS:  # an error; a note such as a title would fill the memory
             break
-    save(job.path, np.array(groups, dtype=np.int32))
+    save_table(job.path, np.array(groups, dtype=np.int32))
     return [*domains]
 
 
@@ -87,11 +87,11 @@ class CorpusGroups:
     def count(self) -> int:
         return len(self.domains) * self.grouping.num_buckets
 
-    def of(self, part: int) -> np.ndarray:
+    def groups_of(self, part: int) -> np.ndarray:
         """Return the group of each document of a part, or a negative number for those that are dropped, int32
         [documents]."""
         path, own_domains = self.tables[part]
-        groups, buckets = load(path), self.grouping.num_buckets
+        groups, buckets = load_table(path), self.grouping.num_buckets
         if not len(groups):
             return groups
         numbers = np.array([self.domains.index(name) for name in own_domains] or [0], dtype=np.int32)
@@ -106,12 +106,12 @@ class CorpusGroups:
 
     def restrict(self, stays: Callable[[int], np.ndarray]) -> Callable[[int], np.ndarray]:
         """Return a function from a part to bool [documents]: the documents of `stays` that are in a group."""
-        return lambda part: stays(part) & (self.of(part) >= 0)
+        return lambda part: stays(part) & (self.groups_of(part) >= 0)
 
     def count_dropped(self, part: int, retained: np.ndarray) -> Counter[str]:
         """Count the documents of a part that are dropped, of those that deduplication retained."""
         grouping = self.grouping
-        groups = self.of(part)[retained]
+        groups = self.groups_of(part)[retained]
         reasons = {
             NO_SCORE: f"no {grouping.note}",
             NO_DOMAIN: f"no {grouping.domain}",
@@ -127,7 +127,7 @@ class CorpusGroups:
         """Yield the documents of each group of a split, part by part. Memory: 8 bytes per document."""
         rows: list[list[DocumentRows]] = [[] for _ in range(self.count)]
         for part, selected in selection.rows_by_part(split):
-            groups = self.of(part)[selected]
+            groups = self.groups_of(part)[selected]
             for group in np.unique(groups).tolist():
                 rows[group].append((part, selected[groups == group]))
         yield from enumerate(rows)

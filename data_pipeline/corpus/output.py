@@ -30,7 +30,7 @@ from megaptm.data.manifest import MANIFEST
 from megaptm.data.shards import ShardInfo, read_manifest
 from megaptm.errors import FULL_DISK, UserError, describe_full_disk, describe_path_error
 from megaptm.storage import exists, expand_home, is_remote, join_path, list_files, remove_file, upload
-from megaptm.storage.atomic_file import SUFFIX, sync
+from megaptm.storage.atomic_file import SUFFIX, sync_to_disk
 
 MIN_STORED_SECONDS = 60.0
 """Minimum seconds of finished work that a failed build keeps instead of discarding."""
@@ -114,11 +114,11 @@ class LocalOutput(CorpusOutput):
 
     def publish(self, work: JobRunner) -> None:
         for path in (*self.folder.rglob("*"), self.folder):
-            sync(path)
+            sync_to_disk(path)
         if self.out.exists():
             self.out.rename(self._replaced)
         self.folder.rename(self.out)
-        sync(self.out.parent)
+        sync_to_disk(self.out.parent)
         self.drop()
 
     def drop(self) -> None:

@@ -16,7 +16,7 @@ from data_pipeline.clean import CleaningStep, run_steps
 from data_pipeline.clean.step import step_input_files
 from data_pipeline.corpus.work import JobRunner, job_key
 from data_pipeline.deduplicate import Deduplicate, write_part
-from data_pipeline.deduplicate.tables import load
+from data_pipeline.deduplicate.tables import load_table
 from data_pipeline.document import DropCounts
 from data_pipeline.recipe import MAX_SECONDS, Recipe
 from data_pipeline.sources import InputFile, OnError, Span, partition_files, read_span
@@ -61,12 +61,12 @@ class Part:
     @property
     def digests(self) -> np.ndarray:
         """128-bit hashes of the texts of the part, uint64 [n, 2]."""
-        return load(f"{self.stem}.columns.npy")["digest"]
+        return load_table(f"{self.stem}.columns.npy")["digest"]
 
     @property
     def sizes(self) -> np.ndarray:
         """Bytes of each text of the part, int64 [n]."""
-        return load(f"{self.stem}.columns.npy")["size"]
+        return load_table(f"{self.stem}.columns.npy")["size"]
 
 
 def make_part(job: PartJob) -> Part:

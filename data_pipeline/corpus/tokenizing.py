@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from data_pipeline.annotate import Annotations, annotate
+from data_pipeline.annotate import Annotations, annotate_documents
 from data_pipeline.annotate.annotate import Annotated
 from data_pipeline.clean.step import document_batches
 from data_pipeline.corpus.composition import Composition
@@ -33,7 +33,7 @@ from megaptm.data.shards import ShardInfo, ShardWriter
 from megaptm.errors import UserError
 from megaptm.storage import is_remote, read_file
 from megaptm.storage.retry import OutageError
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 BATCH_CHARACTERS, BATCH_DOCUMENTS = 1_000_000, 10_000
 """Characters and documents per batch for the tokenizer: large enough to use it fully, small enough for memory."""
@@ -142,7 +142,7 @@ def write_shard(job: ShardJob) -> ShardResult:
             for document, annotated in zip(batch, _annotate_each(batch, tokenizer, job.annotations), strict=True):
                 key = next(keys)
                 if isinstance(annotated, Exception):
-                    dropped.failed("tokenizing", document, annotated, job.on_error)
+                    dropped.count_failure("tokenizing", document, annotated, job.on_error)
                     continue
                 ids, annotations = annotated
                 blobs = _read_attached(document, job.attached) if job.attached else {}
@@ -182,7 +182,7 @@ def _annotate_each(
 ) -> list[Annotated | Exception]:
     """Annotate each document, and return its annotations or the exception."""
     try:
-        return [*annotate(batch, tokenizer, annotations)]
+        return [*annotate_documents(batch, tokenizer, annotations)]
     except Exception as error:
         if not is_document_error(error):
             raise
@@ -232,6 +232,6 @@ def _read_attached(document: Document, suffixes: Mapping[str, str]) -> dict[str,
 def _load_tokenizer_once(folder: str, fingerprint: str) -> Tokenizer:
     """Load the tokenizer of a corpus build once per worker. The fingerprint prevents use of an older tokenizer from the
     same folder."""
-    tokenizer = load(folder)
+    tokenizer = load_tokenizer(folder)
     assert tokenizer.fingerprint == fingerprint
     return tokenizer

@@ -36,7 +36,7 @@ class DocumentSample:
     """Documents of the sample: (stem, int64 rows) of each part."""
 
     @classmethod
-    def of(cls, selection: Selection, kind: str) -> DocumentSample:
+    def from_selection(cls, selection: Selection, kind: str) -> DocumentSample:
         """Sample as much of the training split as this kind of tokenizer needs."""
         parts: Sequence[Part] = selection.parts  # type: ignore[assignment]
         rows_by_part = selection.sample("train", TRAINING_BYTES[kind])

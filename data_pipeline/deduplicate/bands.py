@@ -18,12 +18,12 @@ from data_pipeline.deduplicate.buckets import PartListing, bucket_slice
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.options import NearDuplicateOptions
 from data_pipeline.deduplicate.sketch import ROW_BITS
-from data_pipeline.deduplicate.tables import load, save
+from data_pipeline.deduplicate.tables import load_table, save_table
 
 WINDOW = 8
 CONSIDERED, DECIDING = 32, 8
-"""Number of signature components considered for the sort order, and number of them that are used. Each key considers
-different components, so that the same two documents are not separated in all bands."""
+"""Numbers of signature components that are considered for the sort order, and that are used. Each band key considers
+other components, so that the same two documents are not separated in all bands."""
 BLOCK = 1 << 17
 """Maximum number of band entries whose signatures are in memory together. A band with more documents is compared in
 blocks."""
@@ -63,19 +63,19 @@ def compare_bands(job: BandJob) -> int:
         sure, unsure = _compare_block(keys[block], rows[block], job)
         certain.append(sure)
         doubtful.append(unsure)
-    save(job.certain, np.concatenate(certain, axis=1))
+    save_table(job.certain, np.concatenate(certain, axis=1))
     pairs = np.unique(np.concatenate(doubtful, axis=1), axis=1)
-    save(job.doubtful, pairs)
+    save_table(job.doubtful, pairs)
     return pairs.shape[1]
 
 
 def _entries_in_range(job: BandJob) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys and rows of the job's range, uint64 [n] and int64 [n], concatenated over parts."""
     first_rows = job.listing.first_rows
-    dropped = load(job.dropped) if job.dropped else None
+    dropped = load_table(job.dropped) if job.dropped else None
     keys, rows = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
     for stem, begin, end in zip(job.listing.stems, first_rows, first_rows[1:], strict=False):
-        table = load(f"{stem}.bands.npy")
+        table = load_table(f"{stem}.bands.npy")
         entries = np.array(table[bucket_slice(table, job.bucket, job.of)])
         rows_in_part = (entries & np.uint64((1 << ROW_BITS) - 1)).astype(np.int64)
         entries >>= np.uint64(ROW_BITS)
@@ -124,7 +124,7 @@ def _compare_block(keys: np.ndarray, rows: np.ndarray, job: BandJob) -> tuple[np
         unsure = pairs[:, (agreeing >= job.near.min_possible) & (agreeing < job.near.min_certain)]
         doubtful = np.unique(np.concatenate([doubtful, -np.sort(-unsure, axis=0)], axis=1), axis=1)
     doubtful = doubtful[:, components.are_separate(*doubtful)]
-    return np.stack([unique[rows] for rows in components.connected()]), unique[doubtful]
+    return np.stack([unique[rows] for rows in components.duplicate_rows()]), unique[doubtful]
 
 
 def _frequent_keys(keys: np.ndarray) -> Iterator[slice]:
@@ -164,5 +164,5 @@ def _gather_signatures(listing: PartListing, rows: np.ndarray, hashes: int) -> n
     signatures = np.empty((len(rows), hashes), np.uint32)
     for part in np.flatnonzero(np.diff(cuts)):
         slots = slice(cuts[part], cuts[part + 1])
-        signatures[slots] = load(f"{stems[part]}.signatures.npy")[rows[slots] - first_rows[part]]
+        signatures[slots] = load_table(f"{stems[part]}.signatures.npy")[rows[slots] - first_rows[part]]
     return signatures

@@ -13,7 +13,7 @@ class Components:
         """A lower row of the same component, or the row itself if it is the lowest."""
 
     def join(self, first: np.ndarray, second: np.ndarray) -> None:
-        """Join components of duplicates: connect row `left[i]` with row `right[i]`."""
+        """Join components of duplicates: connect row `first[i]` with row `second[i]`."""
         while len(first):
             first, second = self._find_lowest(first), self._find_lowest(second)
             separate = first != second
@@ -22,14 +22,14 @@ class Components:
             np.minimum.at(self._lower, np.maximum(first, second), np.minimum(first, second))
 
     def are_separate(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return whether rows `left[i]` and `right[i]` are in different components, bool [n]."""
+        """Return whether rows `first[i]` and `second[i]` are in different components, bool [n]."""
         return self._find_lowest(first) != self._find_lowest(second)
 
-    def lowest(self) -> np.ndarray:
+    def lowest_rows(self) -> np.ndarray:
         """Return the lowest row of the component of duplicates that each row is in, [rows]."""
         return self._find_lowest(np.arange(len(self._lower), dtype=self._lower.dtype))
 
-    def connected(self) -> tuple[np.ndarray, np.ndarray]:
+    def duplicate_rows(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows of duplicates that are not the lowest of their component, and the lowest row of each."""
         rows = np.flatnonzero(self._lower != np.arange(len(self._lower), dtype=self._lower.dtype))
         return rows, self._find_lowest(rows)

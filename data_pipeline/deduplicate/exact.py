@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_pipeline.deduplicate.buckets import PartListing, Run, bucket_slice, num_buckets
-from data_pipeline.deduplicate.tables import load, save
+from data_pipeline.deduplicate.tables import load_table, save_table
 
 DUPLICATE = "duplicate"
 """Drop reason of exact duplicates."""
@@ -36,7 +36,7 @@ def _find_equal(job: EqualJob) -> int:
     tables = [np.empty((3, 0), np.uint64)]
     begin = 0
     for stem in job.listing.stems:
-        table = load(f"{stem}.{job.table}.npy")
+        table = load_table(f"{stem}.{job.table}.npy")
         entries = np.array(table[:, bucket_slice(table[0], job.bucket, job.of)])
         entries[2] += np.uint64(begin)
         tables.append(entries)
@@ -49,7 +49,7 @@ def _find_equal(job: EqualJob) -> int:
     again[1:] = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
     firsts = numbers[np.flatnonzero(~again)[np.cumsum(~again) - 1]]
     duplicates = np.stack([numbers[again], firsts[again]])
-    save(job.path, duplicates[:, np.argsort(duplicates[0])])
+    save_table(job.path, duplicates[:, np.argsort(duplicates[0])])
     return duplicates.shape[1]
 
 
@@ -65,5 +65,5 @@ def find_equal_entries(listing: PartListing, table: str, count: int, run: Run) -
 def entries_between(paths: Sequence[str], begin: int, end: int) -> Iterator[np.ndarray]:
     """Yield from each file of duplicates the columns [2, n] whose index is in [begin, end)."""
     for path in paths:
-        duplicates = load(path)
+        duplicates = load_table(path)
         yield np.array(duplicates[:, slice(*np.searchsorted(duplicates[0], [begin, end]))])

@@ -13,7 +13,7 @@ import numpy as np
 from data_pipeline.deduplicate.json_lines import document_from_line, document_to_line
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.sketch import Sketcher
-from data_pipeline.deduplicate.tables import load
+from data_pipeline.deduplicate.tables import load_table
 from data_pipeline.document import Document
 from megaptm.storage import AtomicFile
 
@@ -46,6 +46,6 @@ def read_part(stem: str, rows: np.ndarray | None = None) -> Iterator[Document]:
         if rows is None:
             yield from map(document_from_line, file)
             return
-        for offset in load(f"{stem}.columns.npy")["offset"][rows].tolist():
+        for offset in load_table(f"{stem}.columns.npy")["offset"][rows].tolist():
             file.seek(offset)
             yield document_from_line(file.readline())

@@ -12,7 +12,7 @@ from data_pipeline.deduplicate.exact import DUPLICATE, find_equal_entries
 from data_pipeline.deduplicate.files import PartFile, read_part
 from data_pipeline.deduplicate.near import find_near_duplicates
 from data_pipeline.deduplicate.options import Deduplicate
-from data_pipeline.deduplicate.tables import load, save
+from data_pipeline.deduplicate.tables import load_table, save_table
 from data_pipeline.document import EXAMPLES
 
 REASONS = ("", DUPLICATE, "near duplicate")
@@ -59,7 +59,7 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
     if options.documents:
         pairs = np.empty((2, 0), np.int64)
         for path in find_equal_entries(listing, "digests", len(reasons), run):
-            duplicates = load(path)
+            duplicates = load_table(path)
             reasons[duplicates[0]] = EQUAL
             if clusters is not None:
                 np.add.at(clusters, duplicates[1], np.uint32(1))
@@ -67,8 +67,8 @@ def find_duplicates(parts: Sequence[PartFile], options: Deduplicate, run: Run, f
         examples[REASONS[EQUAL]] = _sources_of_pairs(listing, pairs)
     if options.near:
         dropped = listing.name("equal.npy")
-        save(dropped, reasons == EQUAL)
-        rows, stay = find_near_duplicates(listing, options.near, dropped, run).connected()
+        save_table(dropped, reasons == EQUAL)
+        rows, stay = find_near_duplicates(listing, options.near, dropped, run).duplicate_rows()
         reasons[rows] = NEAR
         if clusters is not None:  # each near duplicate stands for its equal documents, too
             np.add.at(clusters, stay, clusters[rows])

@@ -12,7 +12,7 @@ from data_pipeline.deduplicate.buckets import PartListing, Run, num_buckets
 from data_pipeline.deduplicate.components import Components
 from data_pipeline.deduplicate.exact import entries_between
 from data_pipeline.deduplicate.options import NearDuplicateOptions
-from data_pipeline.deduplicate.tables import load, save
+from data_pipeline.deduplicate.tables import load_table, save_table
 from data_pipeline.deduplicate.texts import TextComparer
 
 PAIRS_PER_JOB = 1 << 15
@@ -44,7 +44,7 @@ class CompareJob:
 def _compare_texts(job: CompareJob) -> int:
     """Compare the texts of doubtful pairs of documents, and write `job.path`; return the number of pairs that were
     read."""
-    connected = load(job.connected)
+    connected = load_table(job.connected)
     begin, end = (bucket * len(connected) // job.of for bucket in (job.bucket, job.bucket + 1))
     pairs = np.unique(np.concatenate(list(entries_between(job.doubtful, begin, end)), axis=1), axis=1)
     pairs = pairs[:, connected[pairs[0]] != connected[pairs[1]]]
@@ -56,7 +56,7 @@ def _compare_texts(job: CompareJob) -> int:
         block = block[:, components.are_separate(*block)]
         components.join(*block[:, texts.are_similar(*rows[block])])
         read += block.shape[1]
-    save(job.path, np.stack([rows[numbers] for numbers in components.connected()]))
+    save_table(job.path, np.stack([rows[numbers] for numbers in components.duplicate_rows()]))
     return read
 
 
@@ -69,13 +69,13 @@ def find_near_duplicates(
     jobs = [BandJob(listing, options, bucket, of, dropped) for bucket in range(of)]
     doubtful = sum(run("near duplicates", compare_bands, jobs))
     for job in jobs:
-        components.join(*load(job.certain))
+        components.join(*load_table(job.certain))
     if doubtful:
         connected = listing.name("connected.npy")
-        save(connected, components.lowest())
+        save_table(connected, components.lowest_rows())
         of, files = -(-doubtful // PAIRS_PER_JOB), tuple(job.doubtful for job in jobs)
         readers = [CompareJob(listing, options, files, connected, bucket, of) for bucket in range(of)]
         run("doubtful pairs", _compare_texts, readers)
         for reader in readers:
-            components.join(*load(reader.path))
+            components.join(*load_table(reader.path))
     return components

@@ -13,7 +13,7 @@ from data_pipeline.deduplicate.exact import DUPLICATE, entries_between, find_equ
 from data_pipeline.deduplicate.files import PartFile, read_part, write_part
 from data_pipeline.deduplicate.options import Deduplicate
 from data_pipeline.deduplicate.split import repeatable_paragraphs, without_paragraphs
-from data_pipeline.deduplicate.tables import load
+from data_pipeline.deduplicate.tables import load_table
 from data_pipeline.document import Document, DropCounts
 
 ONLY_REPEATED = "only repeated paragraphs"
@@ -54,7 +54,7 @@ def cut_paragraphs(parts: Sequence[PartFile], options: Deduplicate, run: Run, fo
     return them in the order of `parts`."""
     assert options.paragraphs is not None
     listing = PartListing.write(folder, parts, options)
-    counts = [load(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
+    counts = [load_table(f"{part.stem}.paragraphs.npy").shape[1] for part in parts]
     first_paragraphs = np.cumsum([0, *counts]).tolist()
     documents = find_equal_entries(listing, "digests", int(listing.first_rows[-1]), run) if options.documents else []
     paragraphs = find_equal_entries(listing, "paragraphs", first_paragraphs[-1], run)
@@ -84,7 +84,7 @@ class _ParagraphCutter:
         self._stem = job.listing.stems[job.number]
         first_paragraphs = job.listing.first_rows[job.number : job.number + 2].tolist()
         self._equal = _is_listed(job.documents, first_paragraphs[0], first_paragraphs[1] - first_paragraphs[0])
-        paragraphs = load(f"{self._stem}.paragraphs.npy").shape[1]
+        paragraphs = load_table(f"{self._stem}.paragraphs.npy").shape[1]
         self._repeated = _is_listed(job.paragraphs, job.first_paragraph, paragraphs)
         self.dropped, self.paragraphs, self.characters = DropCounts(), 0, 0
 

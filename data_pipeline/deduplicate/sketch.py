@@ -20,7 +20,7 @@ import numpy as np
 from data_pipeline.deduplicate.minhash import EMPTY, PIECE, band_keys, bin_minima, densify, shingles
 from data_pipeline.deduplicate.options import Deduplicate, NearDuplicateOptions
 from data_pipeline.deduplicate.split import repeatable_paragraphs
-from data_pipeline.deduplicate.tables import COLUMNS, RowWriter, save
+from data_pipeline.deduplicate.tables import COLUMNS, RowWriter, save_table
 from data_pipeline.document import Document
 from megaptm.errors import UserError
 
@@ -58,11 +58,11 @@ class Sketcher:
         columns["digest"] = np.frombuffer(self._digests, "<u8").reshape(-1, 2)
         if self._rows:
             columns["size"], columns["offset"] = np.array(self._rows, np.int64).T
-        save(f"{self._stem}.columns.npy", columns)
+        save_table(f"{self._stem}.columns.npy", columns)
         if self._options.documents:
-            save(f"{self._stem}.digests.npy", _sorted_digests(self._digests))
+            save_table(f"{self._stem}.digests.npy", _sorted_digests(self._digests))
         if self._options.paragraphs:
-            save(f"{self._stem}.paragraphs.npy", _sorted_digests(self._paragraphs))
+            save_table(f"{self._stem}.paragraphs.npy", _sorted_digests(self._paragraphs))
         if self._signatures:
             self._signatures.close()
         return len(columns)
@@ -89,7 +89,7 @@ class Signatures:
         self._file.close()
         entries = np.concatenate([np.empty(0, np.uint64), *self._entries])
         entries.sort()
-        save(f"{self._stem}.bands.npy", entries)
+        save_table(f"{self._stem}.bands.npy", entries)
 
     def _sketch_texts(self) -> None:
         signatures = compute_signatures(self._texts, self._near)

@@ -12,12 +12,12 @@ COLUMNS = np.dtype([("digest", "<u8", 2), ("size", "<i8"), ("offset", "<i8")])
 part's file."""
 
 
-def save(path: str, array: np.ndarray) -> None:
+def save_table(path: str, array: np.ndarray) -> None:
     with AtomicFile(path) as part, part.open("wb") as file:
         np.save(file, array)
 
 
-def load(path: str) -> np.ndarray:
+def load_table(path: str) -> np.ndarray:
     """Memory-map a table, so that only the accessed part takes memory. An empty table cannot be mapped and is read."""
     try:
         try:

@@ -12,8 +12,8 @@ from data_pipeline.deduplicate.minhash import PIECE, shingles
 from data_pipeline.deduplicate.options import NearDuplicateOptions
 
 SAMPLED_CHARACTERS = 1 << 17
-"""Maximum characters of a text whose shingles are all compared. Of a longer text, those with the smallest hashes are
-compared: half of the shingles up to twice as many characters, then a quarter, and so on. Tens of thousands remain."""
+"""Maximum characters of a text whose shingles are all compared. Of a longer text, only the shingles with the smallest
+hashes are compared: half up to twice as many characters, then a quarter, and so on. Tens of thousands remain."""
 MAX_CACHED_SHINGLES = 1 << 22
 """Shingles cached for the next pairs, which often contain the same documents: 32 MiB."""
 
@@ -26,8 +26,8 @@ class TextComparer:
         self._cache: dict[int, Shingles] = {}
 
     def are_similar(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Compare documents by their texts: bool [n], whether the similarity of the documents in rows `left[i]` and
-        `right[i]` reaches the threshold."""
+        """Compare documents by their texts: bool [n], whether the similarity of the documents in rows `first[i]` and
+        `second[i]` reaches the threshold."""
         self._read_shingles(np.unique(np.concatenate([first, second])))
         pairs = zip(first.tolist(), second.tolist(), strict=True)
         similarities = [self._cache[first_row].similarity(self._cache[second_row]) for first_row, second_row in pairs]
@@ -43,7 +43,7 @@ class TextComparer:
             part_rows = rows[cuts[part] : cuts[part + 1]]
             documents = read_part(self._stems[part], part_rows - self._first_rows[part])
             for row, document in zip(part_rows.tolist(), documents, strict=True):
-                self._cache[row] = Shingles.of(document.text, self._near.ngram)
+                self._cache[row] = Shingles.from_text(document.text, self._near.ngram)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Shingles:
     """Hashes of the shingles, uint64 [n], ascending and unique."""
 
     @staticmethod
-    def of(text: str, ngram: int) -> Shingles:
+    def from_text(text: str, ngram: int) -> Shingles:
         halvings = (len(text) // SAMPLED_CHARACTERS).bit_length()
         below = np.uint64(((1 << 64) - 1) >> halvings)
         pieces = (text[begin : begin + PIECE] for begin in range(0, max(len(text), 1), PIECE))

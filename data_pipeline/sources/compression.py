@@ -45,7 +45,7 @@ def without_compression(name: str) -> str:
     return name[: -len(PurePosixPath(name).suffix)] if compression_of(name) else name
 
 
-def is_unsupported(name: str) -> bool:
+def has_unsupported_compression(name: str) -> bool:
     """Whether a source file has the suffix of an unsupported compression."""
     return PurePosixPath(name).suffix.lower() in UNSUPPORTED
 

@@ -35,7 +35,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name in SKIPPED_FOLDERS
 
 
-def fixed_folder(pattern: str) -> str:
+def folder_before_wildcards(pattern: str) -> str:
     """Return the leading folders of a glob that have no wildcard: `a/b/*/c.txt` -> `a/b`"""
     fixed: list[str] = []
     for part in pattern.split("/")[:-1]:

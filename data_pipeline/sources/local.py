@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from data_pipeline.folders import is_corpus, is_unfinished
-from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
+from data_pipeline.sources.listing import FoundFile, Listing, folder_before_wildcards, is_hidden
 from megaptm.data.manifest import MANIFEST
 from megaptm.errors import UserError
 
@@ -25,7 +25,7 @@ def list_path(path: str) -> Listing | None:
             raise UserError(f"source {path} is a pipe, a socket or a device: write its content to a file.")
         return Listing("file", [_stat_file(path, os.path.basename(path))])
     if glob.has_magic(path):
-        return _list_glob(path, fixed_folder(path))
+        return _list_glob(path, folder_before_wildcards(path))
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from data_pipeline.document import Document, DropCounts, is_document_error, memory_error
 from data_pipeline.sources.archives import archive_kind, copy_members
-from data_pipeline.sources.compression import is_unsupported
+from data_pipeline.sources.compression import has_unsupported_compression
 from data_pipeline.sources.formats import FORMATS, can_be_cut, format_of, skip_reason
 from data_pipeline.sources.lines import line_counter
 from data_pipeline.sources.overrides import apply_overrides
@@ -32,7 +32,7 @@ def read_span(span: Span, dropped: DropCounts, on_error: OnError = "skip") -> It
         if archive_kind(span.file.name):
             for member in copy_members(span.file, handler):
                 yield from _read_member(member, handler, on_error)
-        elif is_unsupported(span.file.name):
+        elif has_unsupported_compression(span.file.name):
             problem, remedy = "has an unsupported compression", "decompress it, or use .gz, .zst, .bz2 or .xz"
             raise Unreadable("unsupported compression", problem, remedy)
         else:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from data_pipeline.folders import is_corpus
-from data_pipeline.sources.listing import FoundFile, Listing, fixed_folder, is_hidden
+from data_pipeline.sources.listing import FoundFile, Listing, folder_before_wildcards, is_hidden
 from data_pipeline.sources.open import file_system, is_chained
 from megaptm.errors import UserError
 from megaptm.storage.remote import cause_of_not_found
@@ -61,7 +61,11 @@ def _locate_source(system: Any, path: str) -> tuple[Literal["file", "folder", "g
         if not glob.has_magic(path):
             raise
         matches = system.glob(path, detail=True)
-        return "glob", fixed_folder(path), {name: entry for name, entry in matches.items() if entry["type"] == "file"}
+        return (
+            "glob",
+            folder_before_wildcards(path),
+            {name: entry for name, entry in matches.items() if entry["type"] == "file"},
+        )
     if info["type"] == "file":
         return "file", posixpath.dirname(path), {path: info}
     return "folder", path, system.find(path, detail=True)

@@ -40,7 +40,7 @@ from megaptm.run.initial import check_initial_run, initial_run
 from megaptm.storage import RetryPolicy, file_sha256, join_path, list_files, regular_file
 
 TIMEOUT_SECONDS = 20.0
-"""Timeout for a server of corpora. A run waits longer (data.timeout_seconds) than a user at a terminal."""
+"""Timeout for a server of corpora. It is shorter than that of a run (data.timeout_seconds): a user is waiting."""
 MANY_EPOCHS = 40
 """Number of epochs above which a check warns: about that of BERT (arXiv:1810.04805, section A.2)."""
 SAMPLE_BYTES = 1 << 30

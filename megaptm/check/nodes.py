@@ -49,7 +49,7 @@ def check_nodes(case: CheckInput) -> Iterator[Finding]:
 
 
 def _probed_paths(config: Config, token: Path) -> ProbedPaths:
-    """Return the folders that each node must see, and those that it must be able to write to."""
+    """Return the folders that each node must read, and the folders that it must write to."""
     folders = tuple(corpus for corpus in config.data.corpora if "://" not in corpus)
     cache = (config.data.cache_dir,) if config.data.cache_dir and len(folders) < len(config.data.corpora) else ()
     return ProbedPaths(visible=folders, writable=(config.run, *cache), token=str(token))
@@ -117,7 +117,7 @@ def _describe_nodes(facts: Sequence[dict[str, Any]], nodes: Sequence[str]) -> st
 
 def _silent_nodes(replies: NodeReplies) -> Iterator[Finding]:
     for node, reason in replies.silent.items():
-        yield fault(
+        yield make_fault(
             f"megaptm does not run on {node} ({reason}): repair the node, or exclude it (Slurm: --exclude).", node=node
         )
 
@@ -133,7 +133,7 @@ def _software_findings(replies: NodeReplies) -> Iterator[Finding]:
             has = f"{name} {own}" if own else f"no {name}"
             differences.setdefault(node, []).append(f"{has} ({usual_nodes} {usual or 'none'})")
     for node, node_versions in differences.items():
-        yield fault(
+        yield make_fault(
             f"{node} has {_format_some_names(node_versions)}: install the same versions on all nodes.", node=node
         )
     if replies.all_nodes:  # for this machine, topic `software` reports it
@@ -146,7 +146,7 @@ def _unusable_nodes(replies: NodeReplies) -> Iterator[Finding]:
         for problem in software_problems(facts, WHERE) if "torch_cuda" in facts else ():
             problems.setdefault(problem, []).append(node)
     for problem, nodes in problems.items():
-        yield fault(problem.replace(WHERE, f"on {_format_some_names(nodes)}"), nodes=nodes)
+        yield make_fault(problem.replace(WHERE, f"on {_format_some_names(nodes)}"), nodes=nodes)
 
 
 def _clock_findings(replies: NodeReplies) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def _clock_findings(replies: NodeReplies) -> Iterator[Finding]:
         if max(ahead, behind) > CLOCK_SECONDS:
             off = f"{max(ahead, behind):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
             message = f"The clock of {node} is at least {off} that of this node: set it (chrony, NTP)."
-            report = fault if max(ahead, behind) > CLOCK_FAULT_SECONDS else warning
+            report = make_fault if max(ahead, behind) > CLOCK_FAULT_SECONDS else make_warning
             yield report(message, node=node, seconds=ahead if ahead > 0 else -behind)
 
 
@@ -170,15 +170,17 @@ def _disk_findings(replies: NodeReplies, paths: ProbedPaths) -> Iterator[Finding
             f"{_format_some_names(blind)} cannot see this node's files in {paths.token}: put run=FOLDER on a disk that "
             "all nodes share."
         )
-        yield fault(message, nodes=blind)
+        yield make_fault(message, nodes=blind)
     for index, folder in enumerate(paths.visible):
         if blind := [node for node, facts in replies_by_node if index in facts.get("invisible", ())]:
-            yield fault(
+            yield make_fault(
                 f"{_format_some_names(blind)} cannot see {folder}: put it on a disk that all nodes share.", nodes=blind
             )
     for index, folder in enumerate(paths.writable):
         if nodes := [node for node, facts in replies_by_node if index in facts.get("unwritable", ())]:
-            yield fault(f"{_format_some_names(nodes)} cannot write to {folder}: choose another folder.", nodes=nodes)
+            yield make_fault(
+                f"{_format_some_names(nodes)} cannot write to {folder}: choose another folder.", nodes=nodes
+            )
 
 
 def _hardware_findings(replies: NodeReplies) -> Iterator[Finding]:
@@ -186,12 +188,12 @@ def _hardware_findings(replies: NodeReplies) -> Iterator[Finding]:
     for node, own, usual, usual_nodes in _outliers(_facts_by_node(replies, "gpus")):
         message = f"{node} has {_describe_gpus(own)}, {usual_nodes} {_describe_gpus(usual)}."
         yield (
-            warning(message, node=node)
+            make_warning(message, node=node)
             if len(own) >= len(usual)
-            else fault(f"{message} Exclude it (Slurm: --exclude).", node=node)
+            else make_fault(f"{message} Exclude it (Slurm: --exclude).", node=node)
         )
     for node, own, usual, usual_nodes in _outliers(_facts_by_node(replies, "driver")):
-        yield warning(f"{node} has the GPU driver {own}, {usual_nodes} {usual}.", node=node)
+        yield make_warning(f"{node} has the GPU driver {own}, {usual_nodes} {usual}.", node=node)
     for name, unit, scale in (("cpus", "CPUs", 1), ("memory_bytes", "GiB of memory", 2**30)):
         yield from _nodes_below_usual(name, unit, scale, replies)
 
@@ -199,7 +201,7 @@ def _hardware_findings(replies: NodeReplies) -> Iterator[Finding]:
 def _nodes_below_usual(name: str, unit: str, scale: int, replies: NodeReplies) -> Iterator[Finding]:
     for node, amount, usual, usual_nodes in _outliers(_facts_by_node(replies, name)):
         if amount < SHARE * usual:
-            yield warning(f"{node} has {amount / scale:.0f} {unit}, {usual_nodes} {usual / scale:.0f}.", node=node)
+            yield make_warning(f"{node} has {amount / scale:.0f} {unit}, {usual_nodes} {usual / scale:.0f}.", node=node)
 
 
 def _facts_by_node(replies: NodeReplies, name: str) -> dict[str, Any]:
@@ -227,9 +229,9 @@ def _describe_gpus(gpus: Sequence[str]) -> str:
     return " + ".join(f"{count} x {name}" for name, count in Counter(gpus).items()) or "no GPU"
 
 
-def fault(message: str, **details: Any) -> Finding:
+def make_fault(message: str, **details: Any) -> Finding:
     return Finding(TOPIC, "fault", message, details)
 
 
-def warning(message: str, **details: Any) -> Finding:
+def make_warning(message: str, **details: Any) -> Finding:
     return Finding(TOPIC, "warning", message, details)

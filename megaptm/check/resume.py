@@ -10,7 +10,7 @@ from megaptm.check.finding import CheckInput, Finding
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER, newest_step
 from megaptm.checkpoint.files import DamagedError
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Config, load_run_config, resolve_spec
 from megaptm.data import Corpus
 from megaptm.errors import UserError
@@ -65,7 +65,7 @@ def check_resume(case: CheckInput) -> Iterator[Finding]:
 
 def _newest_checkpoint(case: CheckInput, run: Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest undamaged checkpoint of a run, and the problems of later ones."""
-    store = Store(run)
+    store = CheckpointStore(run)
     problems: list[str] = []
     abandoned = find_abandoned(store, case.config.train.skip_batches)
     for step in store.steps():

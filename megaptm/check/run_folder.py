@@ -1,5 +1,4 @@
-"""Check of the run folder: whether checkpoints can be written there as a run does, and whether there is enough
-space."""
+"""Check of the run folder: whether a run could write checkpoints there, and whether there is enough space."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from megaptm.plan.count import count_parameters
 from megaptm.plan.optimizer import checkpoint_bytes
 from megaptm.resilience.lock import RunLock, find_live_holder
 from megaptm.run.folder import describe_folder_error
-from megaptm.storage import sync, write_atomically
+from megaptm.storage import sync_to_disk, write_atomically
 from megaptm.storage.mounts import find_mount
 
 EXPORT_BYTES = 4
@@ -42,7 +41,7 @@ def check_run_folder(case: CheckInput) -> Iterator[Finding]:
         with _disk_errors_as_user_errors(run):
             _commit_test_checkpoint(probe)
         owner = find_live_holder(run, now=probe.stat().st_mtime)
-        disk = Disk.of(probe)
+        disk = Disk.of_folder(probe)
         message = f"files in {run} can be written, synced, renamed and locked ({disk.kind})."
         yield Finding(TOPIC, "ok", message, {"run": str(run)})
         if disk.in_memory:
@@ -91,7 +90,7 @@ def _commit_test_checkpoint(run: Path) -> None:
             digest = file.finish()
         write_atomically(writing / "manifest.json", b"{}")
         writing.rename(final)
-        sync(final.parent)
+        sync_to_disk(final.parent)
         if hash_file(final / "rank-0") != digest:
             raise UserError(
                 f"run ({run.parent}) is on a disk that returns other bytes than were written: choose another "
@@ -158,7 +157,7 @@ class Disk:
         return self.kind in IN_MEMORY
 
     @classmethod
-    def of(cls, folder: Path) -> Disk:
+    def of_folder(cls, folder: Path) -> Disk:
         room = os.statvfs(folder)
         return cls(find_mount(folder).kind, room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None)
 
@@ -168,13 +167,13 @@ def _reserve_space(folder: Path, size: int, *, piece: int) -> str | None:
     or None.
 
     This detects quotas, which the number of free bytes does not show. File systems that cannot reserve space are
-    skipped, and so are those in memory, where it would use the memory. Never more than half of the free space is
-    reserved, because others may need it now.
+    skipped. File systems in memory are skipped too, because the reserved space would use memory. At most half of the
+    free space is reserved, because other programs may need space at the same time.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and min(piece, size) > limit:
         return f"accepts no file of more than {limit:,} bytes (ulimit -f)"
-    disk = Disk.of(folder)
+    disk = Disk.of_folder(folder)
     if disk.in_memory or size > disk.free // 2:
         return None
     for index, start in enumerate(range(0, size, piece)):

@@ -57,7 +57,9 @@ def software_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
 def installed_versions() -> dict[str, str]:
     """Return the versions of Python and of installed libraries that megaptm requires or uses."""
     names = (*(requirement.name for requirement in _required_libraries()), *OPTIONAL)
-    return {"python": platform.python_version()} | {name: installed for name in names if (installed := version(name))}
+    return {"python": platform.python_version()} | {
+        name: installed for name in names if (installed := package_version(name))
+    }
 
 
 def check_versions(installed: dict[str, str]) -> Iterator[Finding]:
@@ -112,7 +114,7 @@ def _required_libraries() -> list[Requirement]:
     ]
 
 
-def version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -175,7 +177,7 @@ def gpu_facts() -> dict[str, Any]:
         "gpus": [f"{name} {memory}" for name, memory, _ in gpus],
         "driver": gpus[0][2] if gpus else None,
         "driver_cuda": cuda[1] if cuda else None,
-        "torch_cuda": torch_cuda(),
+        "torch_cuda": torch_cuda_version(),
     }
 
 
@@ -192,7 +194,7 @@ def cuda_build_problems(facts: dict[str, Any], where: str) -> Iterator[str]:
         )
 
 
-def torch_cuda() -> str | None:
+def torch_cuda_version() -> str | None:
     """Return the CUDA version of torch's build from its version file; importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:

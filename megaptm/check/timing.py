@@ -54,8 +54,8 @@ def check_time(case: CheckInput) -> Iterator[Finding]:
 
 
 def jobs_needed(plans: Sequence[Plan], limit: float, warning: float) -> int:
-    """Return the number of jobs that the phases of a run need: their duration with failures, over a job's time without
-    start and save."""
+    """Return the number of jobs that the phases of a run need: their duration with failures, divided by the time of a
+    job without its start and save."""
     jobs = sum(plan.days_with_failures * DAY / _seconds_of_steps(plan, limit, warning) for plan in plans)
     return max(1, ceil(jobs))
 

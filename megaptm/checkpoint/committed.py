@@ -51,7 +51,7 @@ def newest_step(run: Path) -> int | None:
 def read_newest_state(run: Path) -> dict[str, Any]:
     """Return the trainer's state in the newest checkpoint with a readable manifest; empty if there is none.
 
-    Hashes are not checked: `checkpoint.store.Store.load` does that.
+    Hashes are not checked: `checkpoint.store.CheckpointStore.load` does that.
     """
     return next(
         (state for _, folder in sorted(find_committed(run).items(), reverse=True) if (state := read_state(folder))), {}

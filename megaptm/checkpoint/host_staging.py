@@ -22,7 +22,7 @@ class HostStaging:
         self._buffers: dict[bool, list[Tensor]] = {False: [], True: []}
         """Host buffers; pinned (True) for copies from a GPU."""
 
-    def take(self, pieces: Iterable[TensorPiece]) -> list[TensorPiece]:
+    def copy_pieces(self, pieces: Iterable[TensorPiece]) -> list[TensorPiece]:
         """Return copies of the tensor pieces, so that training may change the tensors afterwards."""
         allocators = {pinned: _BufferAllocator(buffers, pinned) for pinned, buffers in self._buffers.items()}
         copies = []

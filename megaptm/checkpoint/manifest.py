@@ -70,7 +70,7 @@ class IndexEntry(Record):
     """Names of the tensors that have a piece in a file of the index."""
 
     @classmethod
-    def of(cls, name: str, content: bytes, files: Sequence[Mapping[str, Any]]) -> IndexEntry:
+    def from_content(cls, name: str, content: bytes, files: Sequence[Mapping[str, Any]]) -> IndexEntry:
         """Return the entry of a checkpoint index with this content, whose parsed files are `files`."""
         return cls(
             name=name,

@@ -15,9 +15,10 @@
 
 Any other name, such as a copy `step-00000100.bak`, belongs to the user and is never touched.
 
-A commit is a tree, so that no rank handles the records of all. Each rank writes its file and then a record of it; one
-of `RANKS_PER_INDEX` ranks turns their records into an index; one rank writes the manifest. A reader opens the manifest
-and the indexes of its tensors. Each level has the hashes of the one below.
+A commit is a tree, so that no rank handles the records of all ranks. Each rank writes its file and then a record of it.
+One rank in each group of `RANKS_PER_INDEX` collects the group's records in an index. One rank writes the manifest. A
+reader opens the manifest and the indexes of its tensors. The manifest has the hashes of the indexes, and an index has
+the hashes of files.
 
 A job writes to a folder with its own token. So a job that was considered dead but still runs cannot change the files of
 its successor. It cannot commit either, even if it was suspended after `commit` checked its ownership: the successor
@@ -63,7 +64,7 @@ from megaptm.checkpoint.records import FileRecord, NonFiniteError
 from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.checkpoint.tags import read_tags
 from megaptm.errors import UserError
-from megaptm.storage import parse_json, quote_value, sync, write_atomically
+from megaptm.storage import parse_json, quote_value, sync_to_disk, write_atomically
 
 if TYPE_CHECKING:
     from megaptm.checkpoint.tensors import TensorPiece
@@ -84,7 +85,7 @@ class GoneError(StorageError):
     """Raised if a checkpoint folder was removed while it was written or read, usually by another job."""
 
 
-class Store:
+class CheckpointStore:
     """Folder of a run's checkpoints, `run/checkpoints`.
 
     Readers need no `fence`. The job that owns the run passes `fence`, which returns whether it still owns the run. It
@@ -179,7 +180,7 @@ class Store:
             # Records are removed last, so that a repeated attempt finds them.
             content = json.dumps({"files": records}, separators=(",", ":")).encode()
             write_atomically(path, content)
-            entry = IndexEntry.of(path.name, content, records)
+            entry = IndexEntry.from_content(path.name, content, records)
             write_atomically(self._record_path(path), entry.model_dump_json().encode())
             for file in written:
                 self._record_path(file).unlink(missing_ok=True)
@@ -237,7 +238,7 @@ class Store:
                         (writing / f"{TAG}{tag}").touch()
                     final.rename(final.with_suffix(".replaced"))
                 writing.rename(final)
-            sync(self.folder)
+            sync_to_disk(self.folder)
 
         write_with_retries(action, writing, complete)
         self._require_ownership("commit a checkpoint")

@@ -13,7 +13,7 @@ from pathlib import Path
 from megaptm.checkpoint.committed import find_committed
 from megaptm.checkpoint.files import list_names
 from megaptm.errors import UserError
-from megaptm.storage import refuse_link, sync
+from megaptm.storage import refuse_link, sync_to_disk
 
 PREFIX = "tag."
 NAME = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -45,7 +45,7 @@ def add_tag(run: Path, step: int, tag: str) -> None:
     try:
         refuse_link(folder := find_committed(run)[step])
         os.close(os.open(folder / f"{PREFIX}{tag}", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o666))
-        sync(folder)
+        sync_to_disk(folder)
     except (KeyError, FileNotFoundError):
         raise UserError(f"the checkpoint of step {step:,} in {run} was just removed: tag another.") from None
 
@@ -57,5 +57,5 @@ def remove_tag(run: Path, tag: str) -> int:
         raise UserError(f"{run} has no tag {tag}; its tags are {', '.join(sorted(tagged)) or 'none'}.")
     folder = find_committed(run)[tagged[tag]]
     (folder / f"{PREFIX}{tag}").unlink(missing_ok=True)
-    sync(folder)
+    sync_to_disk(folder)
     return tagged[tag]

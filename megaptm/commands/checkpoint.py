@@ -12,7 +12,7 @@ from megaptm.commands.output import confirm, echo, print_json
 from megaptm.errors import UserError
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
 
 run_argument = click.argument("run", type=click.Path(path_type=Path))
 
@@ -32,7 +32,7 @@ def checkpoint_group() -> None:
 @checkpoint_group.command("list")
 @run_argument
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def list_checkpoints(run: Path, as_json: bool) -> None:
+def list_checkpoints_command(run: Path, as_json: bool) -> None:
     """List the checkpoints of a run, oldest first, with their validation losses and tags.
 
     Checkpoints of abandoned steps and damaged checkpoints follow; their files are kept.
@@ -41,13 +41,13 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
       megaptm checkpoint list runs/gpt2-tiny
     """
     from megaptm.checkpoint.files import human_bytes, list_names
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.checkpoint.tags import find_tagged
     from megaptm.run.folder import require_run
     from megaptm.track import read_metrics
 
     require_run(run)
-    store = Store(run)
+    store = CheckpointStore(run)
     losses = {record["step"]: record["validation/loss"] for record in read_metrics(run) if "validation/loss" in record}
     tagged = find_tagged(run)
     rows = [
@@ -69,16 +69,16 @@ def list_checkpoints(run: Path, as_json: bool) -> None:
         echo(f"set aside: {name}")
 
 
-def _row(store: Store, step: int, loss: float | None) -> dict[str, Any]:
+def _row(store: CheckpointStore, step: int, loss: float | None) -> dict[str, Any]:
     result = store.inspect(step, verify=False)
     problem, size = (result, 0) if isinstance(result, str) else (None, result.size)
     return {"step": step, "bytes": size, "validation_loss": loss, "problem": problem}
 
 
-@checkpoint_group.command()
+@checkpoint_group.command("verify")
 @run_argument
 @click.option("--step", type=int, help="Only the checkpoint of this step.  [default: all]")
-def verify(run: Path, step: int | None) -> None:
+def verify_checkpoints_command(run: Path, step: int | None) -> None:
     """Compare all files of a run's checkpoints with their hashes.
 
     Nothing is moved: the next start of the run sets a damaged checkpoint aside and continues from an earlier one.
@@ -86,11 +86,11 @@ def verify(run: Path, step: int | None) -> None:
     \b
       megaptm checkpoint verify runs/gpt2-tiny
     """
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.run.folder import require_run
 
     require_run(run)
-    store = Store(run)
+    store = CheckpointStore(run)
     steps = store.steps()
     if step is not None and step not in steps:
         listed = ", ".join(map(str, reversed(steps))) or "none"
@@ -108,11 +108,11 @@ def verify(run: Path, step: int | None) -> None:
         )
 
 
-@checkpoint_group.command()
+@checkpoint_group.command("tag")
 @click.argument("selected", metavar="RUN[@STEP]")
 @click.argument("name")
 @click.option("--remove", is_flag=True, help="Remove the tag; the run may then remove the checkpoint.")
-def tag(selected: str, name: str, remove: bool) -> None:
+def tag_checkpoint_command(selected: str, name: str, remove: bool) -> None:
     """Give a checkpoint a name. A tagged checkpoint is kept, whatever checkpoint.keep says.
 
     Other commands name the checkpoint RUN@NAME. The run may be training.
@@ -134,11 +134,11 @@ def tag(selected: str, name: str, remove: bool) -> None:
         echo(f"step {step:,}: tagged {name}")
 
 
-@checkpoint_group.command()
+@checkpoint_group.command("diff")
 @click.argument("a", metavar="RUN[@STEP]")
 @click.argument("b", metavar="RUN[@STEP]")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-def diff(a: str, b: str, as_json: bool) -> None:
+def diff_checkpoints_command(a: str, b: str, as_json: bool) -> None:
     """Compare two checkpoints: steps, changed config keys, and the distance of the weights by group of layers.
 
     \b
@@ -150,7 +150,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
     selected = [SelectedCheckpoint.parse(text) for text in (a, b)]
     opened = [open_checkpoint(each.run, step=each.find_step()) for each in selected]
-    difference = CheckpointDifference.of(*opened)
+    difference = CheckpointDifference.between(*opened)
     if as_json:
         print_json(difference.to_json())
         return
@@ -160,11 +160,11 @@ def diff(a: str, b: str, as_json: bool) -> None:
         echo(line)
 
 
-@checkpoint_group.command()
+@checkpoint_group.command("prune")
 @run_argument
 @overrides_argument
 @click.option("--yes", is_flag=True, help="Remove them without a question.")
-def prune(run: Path, overrides: tuple[str, ...], yes: bool) -> None:
+def prune_checkpoints_command(run: Path, overrides: tuple[str, ...], yes: bool) -> None:
     """Remove now the checkpoints that the run would not keep: all but the newest, retained and tagged ones.
 
     checkpoint.keep is that of the run, or given here for once. Checkpoints that were set aside, and files that megaptm
@@ -196,10 +196,10 @@ def prune(run: Path, overrides: tuple[str, ...], yes: bool) -> None:
     echo(f"removed {len(steps)} checkpoints")
 
 
-@checkpoint_group.command()
+@checkpoint_group.command("copy")
 @click.argument("selected", metavar="RUN[@STEP]")
 @click.argument("target")
-def copy(selected: str, target: str) -> None:
+def copy_checkpoint_command(selected: str, target: str) -> None:
     """Copy a checkpoint to the folder or URL TARGET, and compare all files there with their hashes.
 
     The copy has the config and tokenizer, too, so that it is a run folder: evaluate, export, or branch from it. A

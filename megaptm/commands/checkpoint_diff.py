@@ -42,7 +42,7 @@ class CheckpointDifference:
     other_shapes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, a: RunCheckpoint, b: RunCheckpoint) -> CheckpointDifference:
+    def between(cls, a: RunCheckpoint, b: RunCheckpoint) -> CheckpointDifference:
         """Compare two checkpoints. Weights are read one at a time."""
         corpora = [each.checkpoint.state.get("corpora") for each in (a, b)]
         keys_a, keys_b = (name_corpora(_recipe(each), *corpora) for each in (a, b))

@@ -19,10 +19,10 @@ def config_group() -> None:
     """
 
 
-@config_group.command()
+@config_group.command("keys")
 @click.argument("section", required=False)
 @click.option("--markdown", is_flag=True, help="Print the page docs/config.md.")
-def keys(section: str | None, markdown: bool) -> None:
+def config_keys_command(section: str | None, markdown: bool) -> None:
     """List the keys of a config: type, default, whether the key may change on resume, and meaning.
 
     SECTION selects a section, or a key by its path or name.
@@ -56,10 +56,10 @@ def keys(section: str | None, markdown: bool) -> None:
         console.print()
 
 
-@config_group.command()
+@config_group.command("show")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
-def show(config: Path, overrides: tuple[str, ...]) -> None:
+def show_config_command(config: Path, overrides: tuple[str, ...]) -> None:
     """Print CONFIG as `megaptm train` reads it, with the configs that it extends and all sizes of the model.
 
     CONFIG is a YAML file, the name of a shipped config, or a run folder.

@@ -30,7 +30,7 @@ def _complete_setting(ctx: click.Context, param: click.Parameter, prefix: str) -
     return [f"{name}=" for name in build_settings() if name.startswith(prefix)]
 
 
-@corpus_group.command()
+@corpus_group.command("build")
 @click.argument(
     "words",
     nargs=-1,
@@ -38,7 +38,7 @@ def _complete_setting(ctx: click.Context, param: click.Parameter, prefix: str) -
     metavar="SOURCE... out=FOLDER [KEY=VALUE]...",
     shell_complete=_complete_setting,
 )
-def build(words: tuple[str, ...]) -> None:
+def build_corpus_command(words: tuple[str, ...]) -> None:
     """Build a corpus from text: clean, deduplicate, train a tokenizer, write shards.
 
     SOURCE is a file, a folder, a quoted glob, a URL, or `python-library`, the source text of Python's standard library.
@@ -68,13 +68,13 @@ def build(words: tuple[str, ...]) -> None:
     commands.run_build_command(words)
 
 
-@corpus_group.command()
+@corpus_group.command("inspect")
 @click.argument("folder")
 @click.option("--objective", help="Also show samples of this objective: inputs and labels.")
 @click.option("--count", type=int, default=3, show_default=True, help="Number of documents to show.")
 @click.option("--sequence", type=int, default=128, show_default=True, help="Tokens per sample of the objective.")
 @click.option("--split", default="train", show_default=True, help="train or validation.")
-def inspect(**options: Any) -> None:
+def inspect_corpus_command(**options: Any) -> None:
     """Show documents of a corpus, and with --objective the samples that a model would read.
 
     \b
@@ -86,7 +86,7 @@ def inspect(**options: Any) -> None:
     inspect_corpus(**options)
 
 
-@corpus_group.command()
+@corpus_group.command("train-quality")
 @click.option(
     "--good", "good_sources", multiple=True, required=True, metavar="SOURCE", help="Good documents; may be repeated."
 )
@@ -103,7 +103,9 @@ def inspect(**options: Any) -> None:
 @click.option("--bits", type=int, default=20, show_default=True, help="Bits of the hash of an n-gram.")
 @click.option("--documents", type=int, default=20_000, show_default=True, help="Maximum examples of each kind.")
 @click.option("--regularization", type=float, default=0.1, show_default=True, help="L2 penalty of weights.")
-def train_quality(good_sources: tuple[str, ...], ordinary_sources: tuple[str, ...], out: str, **options: Any) -> None:
+def train_quality_command(
+    good_sources: tuple[str, ...], ordinary_sources: tuple[str, ...], out: str, **options: Any
+) -> None:
     """Train a quality classifier on good and on ordinary documents, for the step `score-quality`.
 
     The table of scores helps to choose thresholds and buckets.
@@ -116,9 +118,9 @@ def train_quality(good_sources: tuple[str, ...], ordinary_sources: tuple[str, ..
     commands.train_quality(good_sources, ordinary_sources, out, **options)
 
 
-@corpus_group.command()
+@corpus_group.command("verify")
 @click.argument("folder")
-def verify(folder: str) -> None:
+def verify_corpus_command(folder: str) -> None:
     """Compare all files of a corpus with its manifest; the exit code is 1 if one differs.
 
     \b

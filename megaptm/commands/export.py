@@ -37,7 +37,7 @@ def export_group() -> None:
 )
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True)
 @click.option("--push-to", metavar="NAME/MODEL", help="Push the folder to the Hugging Face hub, too.")
-def hugging_face(
+def export_hugging_face_command(
     run: Path, folder: Path, step: int | None, ema: bool, average: int, dtype: str, push_to: str | None
 ) -> None:
     """Export the model of RUN to FOLDER, for `transformers`.

@@ -32,7 +32,7 @@ def import_group() -> None:
     type=click.Path(path_type=Path),
     help="Folder of the tokenizer.  [default: that of SOURCE, else that of the corpus]",
 )
-def hugging_face(source: str, run: Path, overrides: tuple[str, ...], tokenizer: Path | None) -> None:
+def import_hugging_face_command(source: str, run: Path, overrides: tuple[str, ...], tokenizer: Path | None) -> None:
     """Create the run RUN from a model of `transformers`. SOURCE is a folder, or a name on the Hugging Face Hub.
 
     The model must be saved as safetensors and belong to a family that both libraries have. A head that the model lacks

@@ -66,4 +66,6 @@ def shown_samples(config: Config, *, split: str, first: int, count: int) -> list
     corpora = RunCorpora(config)
     mix = corpora.mix(split)
     numbers = range(first, first + count)
-    return [(f"sample {number:,}", show_sample(mix.sample(number), mix.batch, corpora.tokenizer)) for number in numbers]
+    return [
+        (f"sample {number:,}", show_sample(mix.sample(number), mix.batch_spec, corpora.tokenizer)) for number in numbers
+    ]

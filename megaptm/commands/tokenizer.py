@@ -19,7 +19,7 @@ def tokenizer_group() -> None:
     """
 
 
-@tokenizer_group.command()
+@tokenizer_group.command("train")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option("--out", required=True, help="Output folder, which `transformers.AutoTokenizer` can load too.")
 @click.option("--kind", type=click.Choice(KINDS), default="byte-bpe", show_default=True, help="Algorithm.")
@@ -41,7 +41,7 @@ def tokenizer_group() -> None:
 )
 @click.option("--digits", is_flag=True, default=None, help="Make each digit a separate token, as PaLM does.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing folder.")
-def train(sources: tuple[str, ...], out: str, overwrite: bool, **settings: Any) -> None:
+def train_tokenizer_command(sources: tuple[str, ...], out: str, overwrite: bool, **settings: Any) -> None:
     """Train a tokenizer on the text of SOURCES, cleaned as `megaptm corpus build` does.
 
     \b

@@ -31,13 +31,15 @@ def tune_group() -> None:
     """
 
 
-@tune_group.command()
+@tune_group.command("lr")
 @click.argument("config", type=click.Path(path_type=Path))
 @overrides_argument
 @click.option("--steps", type=click.IntRange(min=20), default=200, show_default=True, help="Number of steps.")
 @click.option("--min-lr", type=POSITIVE, help="Rate of the first steps.  [default: a thousandth of optimizer.lr]")
 @click.option("--max-lr", type=POSITIVE, help="Rate of the last step.  [default: 1000 times optimizer.lr]")
-def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | None, max_lr: float | None) -> None:
+def tune_lr_command(
+    config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | None, max_lr: float | None
+) -> None:
     """Train a few steps with a rising learning rate, show the loss by rate, and suggest a peak rate.
 
     The rate rises by a constant factor a step, until the loss diverges (range test, arXiv:1506.01186). The suggested
@@ -84,7 +86,7 @@ def lr(config: Path, overrides: tuple[str, ...], steps: int, min_lr: float | Non
                 echo("The same command continues the test.")
             if code:
                 sys.exit(code)
-    result = RateRange.of(read_metrics(run))
+    result = RateRange.from_records(read_metrics(run))
     save_picture(run / PICTURE, result.plot)
     console = Console()
     echo("\nLoss by learning rate:")

@@ -5,7 +5,7 @@ from megaptm.config.read import (
     Draft,
     UncheckedConfig,
     config_to_yaml,
-    load,
+    load_config,
     load_run_config,
     read_config_draft,
     read_model_spec,

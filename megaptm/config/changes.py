@@ -40,7 +40,7 @@ def accepts_changes(previous: Config, config: Config, *, change: bool) -> bool:
     return change or config.train.phase_start == previous.train.steps
 
 
-def with_past(previous: Config, config: Config, done: int, *, accepts: bool) -> Config:
+def with_trained_steps(previous: Config, config: Config, done: int, *, accepts: bool) -> Config:
     """Return the config with the phase, read position and batch sizes of the `done` steps of a run. `accepts`: the
     batch sizes after these steps may differ."""
     train = config.train

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 
 from megaptm.config.context_rules import context_errors
+from megaptm.config.custom_optimizer import custom_rule_errors
 from megaptm.config.layer_rules import attention_logit_errors, layer_layout_errors
 from megaptm.config.learning_rate import schedule_restarts
 from megaptm.config.model import configured_family, resolve_model
@@ -14,7 +15,6 @@ from megaptm.config.model_rules import layered_model_errors, model_title, stack_
 from megaptm.config.mup_rules import mup_errors
 from megaptm.config.objective_fit import objective_errors, sequence_lengths
 from megaptm.config.optimizer_rules import decay_errors, update_rule_errors
-from megaptm.config.own_optimizer import own_rule_errors
 from megaptm.config.phases import phase_errors
 from megaptm.config.schedule import tasks_without_samples
 from megaptm.config.schema import Config, Layout, ModelConfig
@@ -48,7 +48,7 @@ def config_errors(config: Config) -> Iterator[str]:
         own = (family.config_errors, _extensions_errors)
     general = (
         *(_precision_errors, _init_errors, _data_errors, _mix_ramp_errors, _batch_errors, _schedule_errors),
-        *(_profile_errors, validation_errors, own_rule_errors, _hub_errors),
+        *(_profile_errors, validation_errors, custom_rule_errors, _hub_errors),
     )
     for rules in (phase_errors, *(() if unknown else own), *general):
         yield from rules(config)
@@ -56,7 +56,7 @@ def config_errors(config: Config) -> Iterator[str]:
 
 def check_layout(config: Config) -> None:
     """Check the layout of a config that is valid with another layout: raise the first broken rule as a `UserError`."""
-    for rules in (_layout_errors, _communication_errors, _extensions_errors, _batch_errors, own_rule_errors):
+    for rules in (_layout_errors, _communication_errors, _extensions_errors, _batch_errors, custom_rule_errors):
         for rule in rules(config):
             raise UserError(rule)
 
@@ -163,7 +163,7 @@ def _model_errors(config: Config) -> Iterator[str]:
 
 
 def _contrastive_batch_errors(config: Config) -> Iterator[str]:
-    """Yield an error if a contrastive loss has a batch of one sample, in which there is nothing to compare it with."""
+    """Yield an error if the batch of a contrastive loss has only one sample, which has no other to compare with."""
     if config.train.batch > 1:
         return
     for loss in config.built_objective.losses:

@@ -38,8 +38,8 @@ def layer_model_errors(spec: ModelSpec) -> Iterator[str]:
 
 
 def attention_logit_errors(spec: ModelSpec) -> Iterator[str]:
-    """Yield an error for each stack whose logits `train.attention_logits_every` cannot measure: they are more than
-    products of queries and keys, or its layers do not run as those of a transformer."""
+    """Yield an error for each stack whose logits `train.attention_logits_every` cannot measure, because they are not
+    plain products of queries and keys, or the layers are not run by `layers.stack.Stack`."""
     plain = (AttentionSpec.module, AttentionSpec.stack)
     for stack, block in spec.family.stacks.items():
         is_plain = all((record.module, record.stack) == plain for record in block.attentions)

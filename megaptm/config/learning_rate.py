@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from megaptm.config.custom_optimizer import custom_decay
 from megaptm.config.model import resolve_model
-from megaptm.config.own_optimizer import own_decay
 from megaptm.config.schema import Config, OptimizerConfig
 from megaptm.plugins import is_plugin
 
@@ -72,9 +72,8 @@ def learning_rate(
     """Return the learning rate after `step` steps: a rise to the peak, an optional constant phase, then the
     decay.
 
-    - `restarts`: in the unit of `step`; default: the optimizer's. The schedule starts again at each and ends at the
-      next.
-    - `size`: this step's share of a full one.
+    - `restarts`: steps at which the schedule starts again; default: the optimizer's.
+    - `size`: length of this step as a share of a full step.
     - `width`: width of the model, used by `noam`.
     - `rose`: time at which the validation loss rose, used by `halving`.
 
@@ -101,7 +100,7 @@ def learning_rate(
         return peak if rose is None else peak * max(final, 0.5 ** (1 + (step - rose) // optimizer.decay_steps))
     end = optimizer.decay_steps if optimizer.decay_steps is not None else steps
     if is_plugin(optimizer.decay):
-        return peak * (final + (1.0 - final) * own_decay(optimizer.decay, step, begin, end))
+        return peak * (final + (1.0 - final) * custom_decay(optimizer.decay, step, begin, end))
     done = min(1.0, max(0.0, step - begin) / max(1, end - begin))
     return peak * (final + (1.0 - final) * _decay_share(optimizer, done))
 

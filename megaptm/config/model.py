@@ -65,7 +65,7 @@ def with_input_keys(record: InputSpec, model: ModelConfig) -> InputSpec:
 def resolve_spec(config: Config) -> ModelSpec | LayerlessSpec:
     """Resolve the model of a config: the family's model with the config's changes.
 
-    The config must have been checked (`config.load`). Raises `UserError` for an unknown family.
+    The config must have been checked (`config.load_config`). Raises `UserError` for an unknown family.
     """
     family = find_family(config.model.family)
     if isinstance(family, LayerlessFamily):

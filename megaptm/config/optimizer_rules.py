@@ -49,7 +49,7 @@ def decay_errors(optimizer: OptimizerConfig) -> Iterator[str]:
 
 def update_rule_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     """Yield errors of optimizer keys that the update rule does not use."""
-    if optimizer.options and not optimizer.is_own:
+    if optimizer.options and not optimizer.is_custom:
         yield f"optimizer.options is not used by optimizer.name {optimizer.name}; remove it."
     used_by = {
         "momentum": ("sgd", "adafactor"),

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from megaptm.config.changes import find_changes, with_past
+from megaptm.config.changes import find_changes, with_trained_steps
 from megaptm.config.check import config_errors, model_errors
 from megaptm.config.device_layouts import device_errors, select_layout, with_all_devices, without_stale_stages
 from megaptm.config.errors import error_messages
@@ -241,7 +241,7 @@ def _without_phase_layouts(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def enter_phase(config: Config, phase: Phase) -> Draft:
-    """Return the config from the first step of a phase of its run on, as if the changes were typed there."""
+    """Return the config of a phase: the run's config with the changes of the phase, as if typed at its first step."""
     values = _written_values(config, config.model_dump(mode="json"))
     if "layout.data" not in phase.changes:
         del values["layout"]["data"]
@@ -253,7 +253,7 @@ def enter_phase(config: Config, phase: Phase) -> Draft:
     entered = draft.config
     if entered.optimizer.max_warmup_ratio is not None:
         entered = with_initial_warmup(entered, config)
-    entered = with_past(config, entered, phase.start, accepts=True)
+    entered = with_trained_steps(config, entered, phase.start, accepts=True)
     entered = entered.model_copy(update={"train": entered.train.model_copy(update={"phase_start": phase.start})})
     fixed = tuple(
         f"{phase.title}: {change.key} is {change.now}, was {change.before}, and cannot change{change.note}: remove it "
@@ -279,7 +279,7 @@ def phase_configs(config: Config) -> list[Config]:
     return [config, *(draft.config for draft in _draft_phases(config) if draft.config is not None)]
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Load the config at `path`, or the shipped one of that name, with overrides `a.b=value`, checked and with all
     model sizes filled in.
 
@@ -294,7 +294,7 @@ def load_run_config(path: Path) -> Config:
 
 
 def read_config_draft(path: str | Path, overrides: Sequence[str] = ()) -> Draft:
-    """Read the config at `path` like `load`, but return its mistakes. Raises `UserError` only for invalid YAML."""
+    """Read the config at `path` and return its mistakes. Raises `UserError` only for invalid YAML."""
     return UncheckedConfig.read(path, overrides).draft()
 
 
@@ -331,7 +331,7 @@ def _without_unknown(values: dict[str, Any], error: ValidationError) -> dict[str
 
 
 def config_to_yaml(config: Config) -> str:
-    """Return the config as YAML, from which `load` gives an equal config."""
+    """Return the config as YAML, from which `load_config` gives an equal config."""
     content = _written_values(config, config.model_dump(mode="json"))
     return yaml.dump(content, Dumper=YamlDumper, sort_keys=False, allow_unicode=True)
 

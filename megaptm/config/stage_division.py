@@ -116,7 +116,7 @@ def _smallest_parts(spec: ModelSpec, costs: PartCosts) -> list[tuple[int, float]
         total += spec.size_of(name).layers
     part_costs = [*costs.layers, 0.0]
     for name, cost in costs.inputs.items():
-        part_costs[last[spec.family.source(name)] if name in spec.family.sampled else 0] += cost
+        part_costs[last[spec.family.sampling_stack(name)] if name in spec.family.sampled else 0] += cost
     joined: set[int] = set()
     """Layers that must be in the same chunk as the layer before."""
     for head in spec.family.heads:

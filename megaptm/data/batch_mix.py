@@ -29,7 +29,7 @@ class BatchMix(Mix):
         self._sources_of_task = [np.flatnonzero(labels == label) for label in dict.fromkeys(labels.tolist())]
         """Indexes of the sources of each task."""
         super().__init__(sources, **options)
-        self._specs_of_task = [self._batch.with_labels(spec.label_names) for spec in self._source_specs]
+        self._specs_of_task = [self._batch_spec.with_labels(spec.label_names) for spec in self._source_specs]
 
     def _sample_spec(self, source: int) -> BatchSpec:
         return self._specs_of_task[source]

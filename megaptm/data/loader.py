@@ -242,7 +242,7 @@ class _Processes:
         """Index of the next micro-batch, counted from the first that was read."""
         # One more, because workers start the next micro-batch when one has arrived and before it is copied.
         self._memory = BatchMemory(
-            loader.mix.batch, microbatch=loader.slice.microbatch, capacity=workers * prefetch + 1
+            loader.mix.batch_spec, microbatch=loader.slice.microbatch, capacity=workers * prefetch + 1
         )
         handler = signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
         self._batches = self._start_workers(loader, workers, prefetch)

@@ -21,7 +21,7 @@ from megaptm.data.files import npy_bytes
 from megaptm.data.outages import retry_outages
 from megaptm.data.shard_urls import write_shard_urls
 from megaptm.data.table import MAX_COUNT, ShardInfo, ShardTable, shard_rows, table_name
-from megaptm.data.token_types import find_token_type
+from megaptm.data.token_types import find_shard_token_type
 from megaptm.errors import UserError, storage_errors_as_user_errors
 from megaptm.storage import FileName, Record, parse_json, regular_file, validate, write_atomically
 
@@ -47,7 +47,7 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 def _known_dtype(dtype: str) -> str:
     """Return the name of a type of token ids. Raise ValueError if it is unknown."""
-    find_token_type(dtype)
+    find_shard_token_type(dtype)
     return dtype
 
 

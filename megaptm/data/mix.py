@@ -96,7 +96,7 @@ class ReadCursors:
     """`MixSource.key` -> number of its samples read before, and number of its samples per epoch at that time. An absent
     source starts from the beginning."""
 
-    def count(self, key: str, per_epoch: int) -> int:
+    def samples_read(self, key: str, per_epoch: int) -> int:
         """Return the number of samples of a source that count as read, if it has `per_epoch` of them now. With another
         number, as for longer sequences, the share of the epoch that was read stays the same."""
         read, before = self.read.get(key, (0, per_epoch))
@@ -108,7 +108,7 @@ class SampleSource(Protocol):
     """Interface of samples by index, as data loaders read them."""
 
     @property
-    def batch(self) -> BatchSpec:
+    def batch_spec(self) -> BatchSpec:
         """Return the specification of the fields of every sample."""
 
     def sample(self, index: int) -> Sample:
@@ -153,7 +153,7 @@ class Mix:
         self.document_mask = document_mask
         self.special = special
         self.dupe_factor = dupe_factor
-        self._batch = objective.batch_spec(sequence, document_mask)
+        self._batch_spec = objective.batch_spec(sequence, document_mask)
         self._source_specs = [source.task.objective.batch_spec(sequence, document_mask) for source in sources]
         """Batch specification of each source. Samples are then widened to the specification of the objective."""
         self.phases: list[MixPhase] = []
@@ -168,7 +168,7 @@ class Mix:
         if not schedule:
             steps = [step for step in steps if last_step is None or step <= last_step][-1:]
         if start is not None:
-            before = [start.count(source.key, source.order.per_epoch) for source in sources]
+            before = [start.samples_read(source.key, source.order.per_epoch) for source in sources]
             self._start_phase(start.step, start.sample, before)
             steps = [step for step in steps if step > start.step]
         for step in steps:
@@ -195,9 +195,9 @@ class Mix:
         return {source.corpus: source.order.corpus.manifest.id for source in self.sources}
 
     @property
-    def batch(self) -> BatchSpec:
+    def batch_spec(self) -> BatchSpec:
         """Return the specification of every sample of the mix, or of the union of the tasks' samples."""
-        return self._batch
+        return self._batch_spec
 
     @property
     def losses(self) -> list[str]:
@@ -239,14 +239,14 @@ class Mix:
             )
         return self.fresh_samples // batch
 
-    def read(self, sample: int) -> dict[str, tuple[int, int]]:
+    def samples_read(self, sample: int) -> dict[str, tuple[int, int]]:
         """Return for each source of the mix, by key, the number of samples before `sample`, and of samples per
         epoch."""
         sources = zip(self.sources, self.cursors(sample).values(), strict=True)
         return {source.key: (cursor, source.order.per_epoch) for source, cursor in sources}
 
     def sample(self, index: int) -> Sample:
-        """Return sample `index` (0 or more) of the mix: the fields of `batch`, without batch axis.
+        """Return sample `index` (0 or more) of the mix: the fields of `batch_spec`, without batch axis.
 
         Raises `UserError` with the index of the sample if a user's objective fails, or if a file of a document is
         damaged.
@@ -274,7 +274,7 @@ class Mix:
 
     def _sample_spec(self, source: int) -> BatchSpec:
         """Return the specification of the samples of a source of the mix."""
-        return self._batch
+        return self._batch_spec
 
     def locate(self, sample: int) -> SamplePosition:
         """Locate a sample of the mix: return source, epoch and position."""
@@ -403,7 +403,7 @@ def linear_weight(initial: float, final: float, begin: int, end: int) -> StepVal
 
 def corpus_shares(sources: Sequence[MixSource], step: int) -> np.ndarray:
     """Return the relative number of samples of each source of a mix within its task, from a step on."""
-    per_sample = [int(source.order.shards.sums("tokens").sum()) / source.order.per_epoch for source in sources]
+    per_sample = [int(source.order.shards.table_column("tokens").sum()) / source.order.per_epoch for source in sources]
     weights = [source.weight.at(step) for source in sources]
     shares: np.ndarray = np.array(weights, dtype=float) / per_sample
     may_vanish = np.array([len(source.weight.steps) > 1 for source in sources])

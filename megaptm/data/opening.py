@@ -20,7 +20,7 @@ from megaptm.data.order import WINDOW, Order, check_annotations
 from megaptm.data.sentence_group_order import SentenceGroupOrder
 from megaptm.data.shards import Corpus, Verify
 from megaptm.data.stream_order import DocumentOrder, NeighborReader, StreamOrder
-from megaptm.data.token_types import find_token_type
+from megaptm.data.token_types import find_shard_token_type
 from megaptm.errors import UserError
 from megaptm.mixture import MixPart, MixValue, parse_mix_value, total_weight
 from megaptm.objectives import Task, build_objective
@@ -28,7 +28,7 @@ from megaptm.objectives.composed import StepValue, objective_tasks
 from megaptm.objectives.objective import GROUP_UNITS, BaseObjective, Objective, SampleObjective
 from megaptm.objectives.vocabulary import SpecialTokens
 from megaptm.plugins import load_plugin
-from megaptm.storage import Cache
+from megaptm.storage import RemoteFileCache
 
 
 def open_mix(
@@ -42,7 +42,7 @@ def open_mix(
     special: SpecialTokens,
     verify: Verify = "hash",
     window: int = WINDOW,
-    cache: Cache | None = None,
+    cache: RemoteFileCache | None = None,
     opened: Mapping[str, Corpus] | None = None,
     schedule: BatchSchedule | None = None,
     size_exponent: float | None = None,
@@ -60,11 +60,11 @@ def open_mix(
       opened.
     - `window`: shards that are shuffled together. It determines the memory use, and the order depends on it.
     - `cache`: location of remote shards. `opened`: corpora that are already open.
-    - `schedule`: for objectives whose shares change by step. Without it, the shares of `last_step` apply.
-    - `size_exponent`: weights count documents, and are multiplied by this power of the corpus's number of documents,
-      which is limited by `size_limits`.
+    - `schedule`: batch sizes by step, for objectives whose shares change by step. None: the shares of `last_step`.
+    - `size_exponent`: weights count documents, not tokens, and are multiplied by this power of the corpus's number of
+      documents. `size_limits`: maximum of that number by corpus.
     - `dupe_factor`: epochs after which the same sequences repeat with the same noise.
-    - `start`: where the mix continues that of an earlier config of the run.
+    - `start`: samples that an earlier config of the run has read; the mix continues after them.
     - `mix_ramp`: weights that move linearly to the weights in `mix`, and the steps where that begins and ends.
     - `lanes`: sequences of a batch, for objectives whose sequences continue from batch to batch. Default: one per
       corpus.
@@ -101,7 +101,7 @@ def open_mix(
     for name, corpus in corpora.items():
         for task in tasks:
             if name in (task.corpora or [name]):
-                has_labels = find_token_type(corpus.manifest.dtype).is_label
+                has_labels = find_shard_token_type(corpus.manifest.dtype).is_label
                 task.objective.check_corpus(corpus.name, corpus.manifest.fields, has_labels=has_labels)
     for name, corpus in corpora.items():
         used = [task.objective.for_corpus(corpus.manifest.fields) for task in tasks if name in (task.corpora or [name])]
@@ -312,7 +312,12 @@ def _open_order(
 
 
 def _open_retrieved(
-    task: BaseObjective, corpus: Corpus, split: str, verify: Verify, cache: Cache | None, corpora: Sequence[Corpus]
+    task: BaseObjective,
+    corpus: Corpus,
+    split: str,
+    verify: Verify,
+    cache: RemoteFileCache | None,
+    corpora: Sequence[Corpus],
 ) -> NeighborReader | None:
     if not isinstance(task, Objective) or task.neighbors is None:
         return None

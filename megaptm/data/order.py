@@ -67,7 +67,7 @@ class OpenShards:
     def info(self, shard: int) -> ShardInfo:
         return self.table[int(self.rows[shard])]
 
-    def sums(self, column: str) -> np.ndarray:
+    def table_column(self, column: str) -> np.ndarray:
         """Return a column of the shard table, int64 [shards]."""
         return self.table.rows[column][self.rows]
 
@@ -115,7 +115,7 @@ class OpenShards:
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochShards:
     """Assignment of a split's shards to windows in one epoch."""
 
     number: int
@@ -138,7 +138,7 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Window:
+class ShardWindow:
     """Shuffled documents of the shards that are opened together."""
 
     shard: np.ndarray
@@ -210,8 +210,8 @@ class Order(ABC):
         self.shards = OpenShards(corpus, split, verify, max_open=2 * window, selected=selected)
         self.shard_measures = self._shard_measures()
         self.total = int(self.shard_measures.sum())
-        self._epoch: LRUCache[int, Epoch] = LRUCache(self._assign_shards, 2)
-        self._window: LRUCache[tuple[int, int], Window] = LRUCache(self._shuffle, 2)
+        self._epoch: LRUCache[int, EpochShards] = LRUCache(self._assign_shards, 2)
+        self._window: LRUCache[tuple[int, int], ShardWindow] = LRUCache(self._shuffle, 2)
 
     @abstractmethod
     def piece(self, epoch: int, position: int) -> Piece:
@@ -243,13 +243,13 @@ class Order(ABC):
         indexes = self.corpus.indexes([self.shards.info(number) for number in range(len(self.shards))])
         return np.array([self.measure_documents(index[:, TOKENS]).sum() for index in indexes])
 
-    def _assign_shards(self, number: int) -> Epoch:
+    def _assign_shards(self, number: int) -> EpochShards:
         order = self._generator("shards", number).permutation(len(self.shards))
         windows = np.add.reduceat(self.shard_measures[order], np.arange(0, len(order), self.window))
         measures = np.concatenate(([0], np.cumsum(windows)))
-        return Epoch(number, order, self.window, measures, self._samples_before(measures))
+        return EpochShards(number, order, self.window, measures, self._samples_before(measures))
 
-    def _shuffle(self, key: tuple[int, int]) -> Window:
+    def _shuffle(self, key: tuple[int, int]) -> ShardWindow:
         number, window = key
         epoch = self._epoch(number)
         numbers = epoch.shards_of(window)
@@ -259,7 +259,7 @@ class Order(ABC):
         order = self._generator("documents", number, window).permutation(sum(map(len, opened)))
         tokens = np.concatenate([shard.index[:, TOKENS] for shard in opened])[order]
         samples = int(epoch.samples[window + 1] - epoch.samples[window])
-        return Window(
+        return ShardWindow(
             shard=np.repeat(numbers.astype(np.int32), [len(shard) for shard in opened])[order],
             document=np.concatenate([np.arange(len(shard), dtype=np.int32) for shard in opened])[order],
             edges=np.concatenate(([0], np.cumsum(self.measure_documents(tokens)))),

@@ -14,7 +14,7 @@ from megaptm.data.manifest import MANIFEST, NoCorpusError, parse_manifest
 from megaptm.data.shard_urls import read_shard_urls, shard_urls_name
 from megaptm.data.table import ShardInfo, ShardTable, table_name
 from megaptm.errors import UserError
-from megaptm.storage import Cache, write_atomically
+from megaptm.storage import RemoteFileCache, write_atomically
 
 THREADS = 4
 """Number of shards that one process downloads at a time."""
@@ -26,12 +26,12 @@ class Mirror:
 
     url: str
     folder: Path
-    cache: Cache
+    cache: RemoteFileCache
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Name of a shard outside of the corpus folder -> its URL."""
 
     @classmethod
-    def open(cls, url: str, cache: Cache) -> Mirror:
+    def open(cls, url: str, cache: RemoteFileCache) -> Mirror:
         """Fetch the metadata of a corpus: manifest, shard tables, tokenizer."""
         url, manifest_url = url.rstrip("/"), storage.join_path(url, MANIFEST)
         if not storage.exists(manifest_url, cache.retry):

@@ -31,11 +31,11 @@ from megaptm.data.outages import is_outage, retry_outages
 from megaptm.data.remote import Mirror
 from megaptm.data.shared_checks import ShareOfChecks
 from megaptm.data.table import ShardInfo
-from megaptm.data.token_types import find_token_type
+from megaptm.data.token_types import find_shard_token_type
 from megaptm.data.writer import ShardWriter
 from megaptm.errors import UserError, is_resource_limit
 from megaptm.plugins import load_class
-from megaptm.storage import Cache, is_remote, join_path, local_path, regular_file
+from megaptm.storage import RemoteFileCache, is_remote, join_path, local_path, regular_file
 from megaptm.storage.mounts import find_mount
 
 __all__ = [
@@ -139,7 +139,7 @@ class Shard:
         if not content.size:
             raise UserError(f"{path} is missing or empty: {REMEDY}")
         index = _open_index(folder, info, fields, dtype)
-        kind = find_token_type(dtype)
+        kind = find_shard_token_type(dtype)
         shard: Shard = load_class(kind, "shard")(path, content, index, kind.id_type(dtype), fields)
         if not shard._index_is_valid():
             raise UserError(f"{path} does not match its index: {REMEDY}")
@@ -235,7 +235,7 @@ class Shard:
 def _open_index(folder: str | os.PathLike[str], info: ShardInfo, fields: Sequence[str], dtype: str) -> np.ndarray:
     """Return the memory-mapped index of a shard, int64 [documents, 2 * fields]; ids follow for some types."""
     path = Path(folder) / info.index_name
-    columns = 2 * len(fields) + find_token_type(dtype).num_columns(dtype)
+    columns = 2 * len(fields) + find_shard_token_type(dtype).num_columns(dtype)
     try:
         index = np.asarray(open_array(path, np.dtype("<i8"), (columns,)))
     except (OSError, ValueError) as error:
@@ -291,18 +291,18 @@ class Corpus:
     """Part of the checks that this process does; None: all, because it is alone."""
 
     @classmethod
-    def open(cls, location: str | os.PathLike[str], cache: Cache | None = None) -> Corpus:
+    def open(cls, location: str | os.PathLike[str], cache: RemoteFileCache | None = None) -> Corpus:
         """Open the corpus in a folder, or at a URL whose shards are stored in `cache` (by default that of
         `default_cache_folder`).
 
         Raises `UserError` if there is no corpus, or its manifest is damaged. Shards are opened later.
         """
         if is_remote(location):
-            mirror = Mirror.open(str(location), cache or Cache())
+            mirror = Mirror.open(str(location), cache or RemoteFileCache())
             return cls(mirror.folder, read_manifest(mirror.folder), mirror)
         folder = local_path(location)
         if (manifest := read_manifest(folder)).addresses:
-            mirror = Mirror.open(str(folder), cache or Cache())
+            mirror = Mirror.open(str(folder), cache or RemoteFileCache())
             return cls(mirror.folder, manifest, mirror)
         return cls(folder, manifest)
 

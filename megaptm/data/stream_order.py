@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from megaptm.data.order import Order, Window
+from megaptm.data.order import Order, ShardWindow
 from megaptm.data.shards import TOKENS, Corpus, Shard
 from megaptm.errors import UserError
 from megaptm.objectives.objective import DocumentSlice, SequenceWindow
@@ -53,7 +53,7 @@ class StreamOrder(Order):
             start, window = end, window + 1
         return parts
 
-    def _slices_between(self, window: Window, start: int, stop: int) -> Iterator[DocumentSlice]:
+    def _slices_between(self, window: ShardWindow, start: int, stop: int) -> Iterator[DocumentSlice]:
         """Yield the slices of documents between two offsets of a window."""
         number = int(np.searchsorted(window.edges, start, side="right")) - 1
         while start < stop:
@@ -71,7 +71,7 @@ class StreamOrder(Order):
         return tokens + self.cut.slots
 
     def _shard_measures(self) -> np.ndarray:
-        return self.shards.sums("tokens") + self.cut.slots * self.shards.sums("samples")
+        return self.shards.table_column("tokens") + self.cut.slots * self.shards.table_column("samples")
 
     def _samples_before(self, measures: np.ndarray) -> np.ndarray:
         return np.minimum(-(-measures // self.cut.stride), self.per_epoch)
@@ -95,7 +95,7 @@ class DocumentOrder(StreamOrder):
     ):
         self.random_segment_prob, self.retrieved = random_segment_prob, retrieved
         super().__init__(corpus, split, **options)
-        self._before = np.concatenate(([0], np.cumsum(self.shards.sums("samples"))))
+        self._before = np.concatenate(([0], np.cumsum(self.shards.table_column("samples"))))
         """Number of documents before each shard, int64 [shards + 1]."""
 
     def piece(self, epoch: int, position: int) -> list[DocumentSlice]:
@@ -115,14 +115,14 @@ class DocumentOrder(StreamOrder):
             start, window = end, window + 1
         return [*documents, *([] if other is None else [replace(other, other_segment=True)]), *similar]
 
-    def _retrieved_documents(self, epoch: int, position: int, window: Window, own: int) -> list[DocumentSlice]:
+    def _retrieved_documents(self, epoch: int, position: int, window: ShardWindow, own: int) -> list[DocumentSlice]:
         """Return the documents retrieved for a document of a window."""
         if self.retrieved is None:
             return []
         number = int(self._before[window.shard[own]]) + int(window.document[own])
         return [*self.retrieved.sample(number, self._generator("retrieved", epoch, position))]
 
-    def _random_document(self, epoch: int, position: int, window: Window, own: int) -> DocumentSlice | None:
+    def _random_document(self, epoch: int, position: int, window: ShardWindow, own: int) -> DocumentSlice | None:
         """Return a random other document of the window, for a share `random_segment_prob` of positions; otherwise
         None."""
         if not self.random_segment_prob or len(window.document) < 2:
@@ -138,7 +138,7 @@ class DocumentOrder(StreamOrder):
         opened = self.shards.get(shard)
         return (self._read(opened, document) for document in range(len(opened)))
 
-    def _document(self, window: Window, number: int) -> DocumentSlice:
+    def _document(self, window: ShardWindow, number: int) -> DocumentSlice:
         return self._read(self.shards.get(int(window.shard[number])), int(window.document[number]))
 
     def _read(self, shard: Shard, document: int) -> DocumentSlice:
@@ -159,5 +159,5 @@ class DocumentOrder(StreamOrder):
 
     def _shard_measures(self) -> np.ndarray:
         if self.cut.max_document_length == 1:
-            return self.shards.sums("samples")
+            return self.shards.table_column("samples")
         return super()._shard_measures() if self.cut.max_document_length is None else self._count_by_document()

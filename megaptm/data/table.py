@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from megaptm.data.files import open_array
 from megaptm.data.outages import retry_outages
 from megaptm.errors import UserError, is_resource_limit
-from megaptm.storage import regular_file
+from megaptm.storage import hash_regular_file
 
 ROW = np.dtype(
     [
@@ -70,7 +69,7 @@ class ShardTable(Sequence[ShardInfo]):
         """Open the table of a split, after checking its hash and the plausibility of its numbers."""
         path = folder / table_name(split)
         try:
-            is_unchanged = retry_outages(lambda: _hash(path), path) == sha256
+            is_unchanged = retry_outages(lambda: hash_regular_file(path), path) == sha256
         except FileNotFoundError:
             raise UserError(
                 f"{path} is missing but the manifest names it: copy it again or rebuild the corpus."
@@ -160,8 +159,3 @@ def _is_sound(rows: np.ndarray) -> bool:
     )
     numbers = rows["number"]
     return counts and bool((numbers >= 0).all()) and len(np.unique(numbers)) == len(numbers)
-
-
-def _hash(path: Path) -> str:
-    with regular_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,7 +13,7 @@ from megaptm.families.registry import contributions
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenType:
+class ShardTokenType:
     """Type of token ids in shards: stored in arrays of the tar, or otherwise if `shard` names another class."""
 
     pattern: str
@@ -46,16 +46,16 @@ class TokenType:
         return match
 
 
-ARRAYS = TokenType(pattern="(?P<ids>uint16|uint32)")
+ARRAYS = ShardTokenType(pattern="(?P<ids>uint16|uint32)")
 
 
 @cache
-def token_types() -> tuple[TokenType, ...]:
+def token_types() -> tuple[ShardTokenType, ...]:
     """Return the types of the core and of families."""
     return (ARRAYS, *chain.from_iterable(contributions("token_types", "TOKEN_TYPES")))
 
 
-def find_token_type(name: str) -> TokenType:
+def find_shard_token_type(name: str) -> ShardTokenType:
     """Return the type with this name in a manifest. Raise ValueError if there is none."""
     for kind in token_types():
         if re.fullmatch(kind.pattern, name):

@@ -22,7 +22,6 @@ from megaptm.distillation.cached_logits import (
     UNFINISHED,
     SampleLogits,
     TeacherLogitsManifest,
-    hash_logits_file,
     is_complete_file,
     logits_file_name,
     logits_file_ranges,
@@ -42,8 +41,8 @@ from megaptm.models.model import Model
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.other_run import CONFIG, OtherRun
 from megaptm.spec import ModelSpec
-from megaptm.storage import is_unfinished_file, write_atomically, write_session
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.storage import hash_regular_file, is_unfinished_file, write_atomically, write_session
+from megaptm.tokenizers import load_tokenizer
 
 DTYPES = {"float16": np.float16, "float32": np.float32}
 
@@ -121,7 +120,7 @@ def _write_files(
         tell(done, total)
     missing = sum(not _is_written(*file, manifest) for file in files) if parts > 1 else 0
     if not missing:
-        manifest = manifest.model_copy(update={"files": {path.name: hash_logits_file(path) for path, _, _ in files}})
+        manifest = manifest.model_copy(update={"files": {path.name: hash_regular_file(path) for path, _, _ in files}})
         write_atomically(folder / MANIFEST, json.dumps(manifest.model_dump()).encode())
         (folder / UNFINISHED).unlink(missing_ok=True)
     return CachedLogits(manifest, computed, missing, sum(path.stat().st_size for path, _, _ in files if path.is_file()))

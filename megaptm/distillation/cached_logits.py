@@ -25,7 +25,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from megaptm.batch import BatchSpec, Field
+from megaptm.batch import BatchField, BatchSpec
 from megaptm.data.lru import LRUCache
 from megaptm.data.mix import SampleSource
 from megaptm.data.outages import retry_outages
@@ -141,10 +141,6 @@ def write_logits_file(path: Path, digests: Sequence[np.ndarray], samples: Sequen
         **{name: np.concatenate([getattr(sample, name) for sample in samples]) for name in SampleLogits._fields},
     }
     write_atomically(path, save(tensors))
-
-
-def hash_logits_file(path: Path) -> str:
-    return hashlib.sha256(regular_file(path).read_bytes()).hexdigest()
 
 
 def is_complete_file(path: Path, manifest: TeacherLogitsManifest, samples: int, first: np.ndarray) -> bool:
@@ -280,11 +276,11 @@ class TeacherLogitsMix:
 
     def __init__(self, mix: SampleSource, logits: SplitLogits) -> None:
         self.mix, self.logits = mix, logits
-        manifest, own = logits.source.manifest, mix.batch
+        manifest, own = logits.source.manifest, mix.batch_spec
         shape = (manifest.sequence, manifest.top)
-        self.batch = BatchSpec(
+        self.batch_spec = BatchSpec(
             own.streams,
-            {**own.fields, TEACHER_IDS: Field(shape, "int32"), TEACHER_LOGITS: Field(shape, manifest.dtype)},
+            {**own.fields, TEACHER_IDS: BatchField(shape, "int32"), TEACHER_LOGITS: BatchField(shape, manifest.dtype)},
         )
         """Specification of the batch fields of every sample, including the teacher's logits."""
 

@@ -30,7 +30,7 @@ LOG_SECONDS = 60.0
 @click.option(
     "--part", default="1/1", help="Part to compute, such as 1/8: parts can run at the same time.  [default: all]"
 )
-def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str, part: str) -> None:
+def cache_logits_command(config: Path, overrides: tuple[str, ...], top: int, dtype: str, part: str) -> None:
     """Run the teacher of CONFIG once and store its largest logits for all samples of the run.
 
     The folder is distill.cached_logits. It holds logits for the samples of train.steps and for the validation samples.
@@ -84,4 +84,4 @@ def cache_logits(config: Path, overrides: tuple[str, ...], top: int, dtype: str,
     )
 
 
-COMMANDS = {"megaptm": (cache_logits,)}
+COMMANDS = {"megaptm": (cache_logits_command,)}

@@ -91,7 +91,7 @@ class DistillationHook(EngineHook):
         return self._distillation.with_loss_weights(weights)
 
     def count_labels(self, loss: str, batch: MicroBatch) -> Tensor | None:
-        return self._losses.count(loss, batch) if loss.startswith(LOSS) else None
+        return self._losses.count_positions(loss, batch) if loss.startswith(LOSS) else None
 
     def extra_losses(self, model: Model, batch: MicroBatch, output: ModelOutput) -> dict[str, Loss]:
         assert output.states is not None

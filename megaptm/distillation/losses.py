@@ -81,7 +81,9 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
         largest logits, `teacher_ids` and `teacher_logits` [B, S, K]."""
         if teacher is None:
             name = f"{LOSS}logits"
-            return {name: (self._cached_logits(student, student_states, batch), self.count(name, batch).float())}
+            return {
+                name: (self._cached_logits(student, student_states, batch), self.count_positions(name, batch).float())
+            }
         with torch.no_grad():
             teacher_states = teacher.states(batch)
         both = StudentAndTeacher(student, student_states, teacher, teacher_states, batch)
@@ -94,9 +96,9 @@ class DistillationLosses(UsesTensorRanks, nn.Module):
             "scores": self._score_losses,
         }
         losses = {f"{LOSS}{hook}": torch.stack([*of_hook[hook](both)]).sum() for hook in self.distillation.weights}
-        return {name: (loss, self.count(name, batch).float()) for name, loss in losses.items()}
+        return {name: (loss, self.count_positions(name, batch).float()) for name, loss in losses.items()}
 
-    def count(self, name: str, batch: dict[str, Tensor]) -> Tensor:
+    def count_positions(self, name: str, batch: dict[str, Tensor]) -> Tensor:
         """Return the number of positions of a distillation loss."""
         hook = name.removeprefix(LOSS)
         if hook == "logits":

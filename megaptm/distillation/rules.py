@@ -167,7 +167,7 @@ def _distillation_errors(config: Config) -> Iterator[str]:
     if distill.cached_logits is not None:
         yield from _cached_logits_errors(distill)
     if distill.initial_layers:
-        yield from _initial_layer_errors(distill, student, teacher)
+        yield from _initial_layer_errors(student, teacher)
 
 
 def _cached_logits_errors(distill: DistillConfig) -> Iterator[str]:
@@ -359,7 +359,7 @@ def _layer_list_errors(distill: DistillConfig, student: ModelSpec, teacher: Mode
             )
 
 
-def _initial_layer_errors(distill: DistillConfig, student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
+def _initial_layer_errors(student: ModelSpec, teacher: ModelSpec) -> Iterator[str]:
     """Yield errors if the teacher's layers cannot initialize the student's."""
     for stack, block in student.family.stacks.items():
         if block != teacher.family.stacks[stack]:

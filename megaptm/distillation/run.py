@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from megaptm.checkpoint.committed import newest_step
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Config, resolve_model
 from megaptm.data.mix import Mix, SampleSource
 from megaptm.distillation.cached_logits import TeacherLogits, TeacherLogitsMix, cached_teacher_step
@@ -197,7 +197,7 @@ def _teacher_id(config: Config) -> str:
 
 def teacher_checkpoint_id(run: OtherRun) -> str:
     """Return a hash of the index hashes of a teacher's checkpoint."""
-    indexes = Store(run.folder).load(run.selected_step).indexes
+    indexes = CheckpointStore(run.folder).load(run.selected_step).indexes
     return hashlib.sha256("".join(sorted(entry.sha256 for entry in indexes)).encode()).hexdigest()
 
 

@@ -27,15 +27,14 @@ from megaptm.hub.counterparts import find_counterpart, find_counterparts, import
 from megaptm.hub.folder import CONFIG, REMEDY, check_folder, read_weights
 from megaptm.hub.imported_weights import ImportedModel, heads_missing_in_hf_class, imported_model
 from megaptm.hub.labels import label_names
-from megaptm.hub.library import import_transformers, suppress_messages
+from megaptm.hub.library import import_transformers, suppress_library_messages
 from megaptm.hub.stacks import join_specs, join_weights, rename_to_full, split_stack
 from megaptm.hub.tensor_rules import export_weights
 from megaptm.hub.tokenizer import export_tokenizer
 from megaptm.objectives import BaseObjective, build_objective
 from megaptm.spec import ModelSpec, attention_options, change
 from megaptm.storage import AtomicFile, read_json_object
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -68,7 +67,7 @@ class ExportedModel:
     """Warnings about cases in which the classes of `transformers` compute something else."""
 
 
-@suppress_messages()
+@suppress_library_messages()
 def to_hugging_face(
     spec: ModelSpec,
     weights: Mapping[str, Tensor],
@@ -188,7 +187,7 @@ def _convert_model(
     return config, generation, {name: tensor.to("cpu", dtype) for name, tensor in hf_weights.items()}
 
 
-@suppress_messages()
+@suppress_library_messages()
 def from_hugging_face(
     source: Path | PreTrainedModel,
     *,

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from megaptm import __version__
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import Config, UncheckedConfig, config_to_yaml, load, resolve_model
+from megaptm.config import Config, UncheckedConfig, config_to_yaml, load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE, FAMILIES
 from megaptm.hub.config_fields import HEAD_VALUES, SHARING_VALUES, config_values
@@ -228,7 +228,7 @@ def write_run(
         unfinished.mkdir()
         path = unfinished / CONFIG
         path.write_text(yaml.safe_dump(dict(values)))
-        config = absolute_paths(load(path, overrides))
+        config = absolute_paths(load_config(path, overrides))
         refuse_larger_corpora(config, model.spec.vocabulary)
         path.write_text(config_to_yaml(config), encoding="utf-8")
         if tokenizer is not None:
@@ -251,9 +251,9 @@ def read_imported_model(
     inputs: Mapping[str, Any] | None = None,
     context: int | None = None,
 ) -> tuple[ImportedModel, Tokenizer | None]:
-    """Read a Hugging Face model from a folder or the hub, and its tokenizer, or that in the folder `tokenizer`; None
-    without a tokenizer. Raise UserError if they do not match. `family`, `inputs`, `context`: as in
-    `from_hugging_face`."""
+    """Read a Hugging Face model from a folder or the hub, and its tokenizer, which is None if the model has none.
+    `tokenizer`: folder of another tokenizer. `family`, `inputs`, `context`: as in `from_hugging_face`. Raise UserError
+    if model and tokenizer do not match."""
     if (Path(source) / CONFIG).is_file():
         raise UserError(
             f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
@@ -403,7 +403,7 @@ def _save_checkpoint(config: Config, weights: Mapping[str, Tensor], run: Path, t
     """Write the checkpoint of step 0 of an imported model: weights without moments, because there was no update."""
     start = {"samples": 0, "cursors": {}, "config": config.model_dump(), "version": __version__}
     with RunLock(run) as lock:
-        store = Store(run, fence=lock.is_held, token=lock.token)
+        store = CheckpointStore(run, fence=lock.is_held, token=lock.token)
         store.prepare(0)
         pieces = (
             TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)

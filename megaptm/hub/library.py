@@ -11,7 +11,7 @@ from megaptm.errors import UserError
 
 
 @contextmanager
-def suppress_messages() -> Iterator[None]:
+def suppress_library_messages() -> Iterator[None]:
     """Suppress messages of transformers, its libraries and Python's `warnings`; megaptm raises errors for problems of a
     folder."""
     logging = import_transformers().utils.logging

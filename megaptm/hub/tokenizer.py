@@ -9,12 +9,11 @@ from typing import Any
 
 from megaptm.credentials import brief_message
 from megaptm.errors import UserError
-from megaptm.hub.library import import_transformers, suppress_messages
+from megaptm.hub.library import import_transformers, suppress_library_messages
 from megaptm.hub.sentencepiece_model import as_sentencepiece
 from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 from megaptm.tokenizers.files import CHAT_TEMPLATE
 from megaptm.tokenizers.special import CONFIG_KEYS, find_role_names
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
@@ -51,7 +50,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     library = import_transformers()
     with tempfile.TemporaryDirectory() as converted:
         try:
-            with suppress_messages():
+            with suppress_library_messages():
                 library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(converted)
         # Every family's class raises other types.
         except Exception as error:
@@ -67,7 +66,7 @@ def find_contradicted_text(folder: Path, tokenizer: Tokenizer) -> str | None:
     tokenizer_config.json contradicts it, for example by `do_lower_case`; None without one."""
     library = import_transformers()
     try:
-        with suppress_messages():
+        with suppress_library_messages():
             other = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         for text in COMPARED_TEXTS:
             if other(text, add_special_tokens=False).input_ids != tokenizer.encode(text).tolist():

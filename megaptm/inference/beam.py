@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.inference.generate import enable_key_value_cache, finite_logits, never_generated
+from megaptm.inference.generate import enable_key_value_cache, finite_logits, never_generated_ids
 from megaptm.inference.prompt import generating_stack, prepare_prompt, prompt_ids, require_use, text_batch
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.layers.stack import Stack
@@ -64,10 +64,10 @@ def generate_by_beam(loaded: TrainedModel, prompt: str, *, tokens: int, beam: Be
     require_use(loaded, "fill")
     if loaded.spec.family.stacks[generating_stack(loaded)].cross is None:
         raise UserError(f"{loaded.spec.name} has no encoder, which beam search needs: use fill, without beams.")
-    return loaded.tokenizer.decode(search(loaded, prompt_ids(loaded, prompt), tokens=tokens, beam=beam)[0].ids)
+    return loaded.tokenizer.decode(beam_search(loaded, prompt_ids(loaded, prompt), tokens=tokens, beam=beam)[0].ids)
 
 
-def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
+def beam_search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> list[Hypothesis]:
     """Search with beams: return at most `beam.width` outputs for a text, best first; truncated ones if too few end
     within `tokens`."""
     special = loaded.tokenizer.special
@@ -81,7 +81,7 @@ def search(loaded: TrainedModel, ids: list[int], *, tokens: int, beam: Beam) -> 
         for length in range(1, tokens + 1):
             logits_BV = finite_logits(step(generated, parents), loaded.tokenizer)
             log_probs_BV = logits_BV.log_softmax(-1) + torch.tensor(totals)[:, None]
-            log_probs_BV[:, never_generated(special)] = -math.inf
+            log_probs_BV[:, never_generated_ids(special)] = -math.inf
             live: list[tuple[float, int, int]] = []
             best = log_probs_BV.flatten().topk(min(2 * beam.width, log_probs_BV.numel()))
             # Twice as many as beams: enough remain even if the better half all end.

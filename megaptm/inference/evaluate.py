@@ -29,7 +29,7 @@ from megaptm.models.head_costs import HEADS, head_costs
 from megaptm.objectives.objective import Sample, loss_weights_at
 from megaptm.resilience.events import EvaluationEvent, Events
 from megaptm.run.corpora import corpus_cache
-from megaptm.storage import Cache, write_atomically
+from megaptm.storage import RemoteFileCache, write_atomically
 from megaptm.track import Tracker
 
 FILE = "evaluation.json"
@@ -305,7 +305,7 @@ def _count_labels(batch: Sample, counts: dict[str, np.ndarray]) -> None:
             count += np.bincount(labels, minlength=len(count))
 
 
-def _bytes_per_token(corpora: dict[str, float], cache: Cache) -> float:
-    """Return the bytes per token of the mix that is evaluated; its weights count tokens."""
+def _bytes_per_token(corpora: dict[str, float], cache: RemoteFileCache) -> float:
+    """Return the mean bytes per token of the evaluated corpora, weighted by their tokens."""
     ratios = [bytes_per_token(Corpus.open(folder, cache), "validation") for folder in corpora]
     return float(np.average(ratios, weights=list(corpora.values())))

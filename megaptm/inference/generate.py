@@ -64,7 +64,7 @@ class Sampler:
 
     def __call__(self, logits_V: Tensor) -> int:
         logits_V = finite_logits(logits_V, self.tokenizer)
-        logits_V[never_generated(self.tokenizer.special)] = float("-inf")
+        logits_V[never_generated_ids(self.tokenizer.special)] = float("-inf")
         if self.sampling.temperature == 0:
             return int(logits_V.argmax())
         if 0 < self.sampling.top_k < len(logits_V):
@@ -82,7 +82,7 @@ def finite_logits(logits_V: Tensor, tokenizer: Tokenizer) -> Tensor:
     return logits_V
 
 
-def never_generated(special: SpecialTokens) -> list[int]:
+def never_generated_ids(special: SpecialTokens) -> list[int]:
     """Return the token ids that are never generated within a text."""
     return [id_ for id_ in (special.pad, special.begin) if id_ is not None and id_ != special.end]
 
@@ -261,7 +261,7 @@ def fill_parts(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Samp
     require_use(loaded, "fill")
     special, tokenizer = loaded.tokenizer.special, loaded.tokenizer
     kind, ids = read_prompt(loaded, prompt)
-    output = output_ids(loaded, ids, kind=kind, tokens=tokens, sampler=Sampler(sampling, tokenizer))
+    output = generate_ids(loaded, ids, kind=kind, tokens=tokens, sampler=Sampler(sampling, tokenizer))
     if kind != "sentinels":
         return [(tokenizer.decode([*output]), True)]
     holes = [id_ for id_ in ids if id_ in special.sentinels]
@@ -279,7 +279,7 @@ def fill_parts(loaded: TrainedModel, prompt: str, *, tokens: int, sampling: Samp
     return parts
 
 
-def output_ids(
+def generate_ids(
     loaded: TrainedModel, ids: list[int], *, kind: Prompt = "text", tokens: int, sampler: Sampler
 ) -> Iterator[int]:
     """Yield the output ids of a model for a prompt, up to the end or `tokens` tokens."""

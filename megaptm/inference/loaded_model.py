@@ -26,7 +26,7 @@ class MissingMethodError(UserError, AttributeError):
     """Raised for a method that only loaded models of another kind have."""
 
 
-class Result(Protocol):
+class EvaluationResult(Protocol):
     """Interface of the result of an evaluation."""
 
     def to_json(self) -> dict[str, object]:
@@ -55,7 +55,9 @@ class LoadedModel(TrainedModel):
         """Whether this subclass has the methods for a model."""
         return True
 
-    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
+    def evaluate_further(
+        self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]
+    ) -> list[EvaluationResult]:
         """Return the results of `megaptm evaluate` besides the loss, such as retrieval. `corpora`: empty for those of
         the run. `rows`: maximum number of samples. `options`: values of the options of families."""
         return []

@@ -53,8 +53,8 @@ def generating_stack(loaded: TrainedModel) -> str:
 
 
 def text_batch(loaded: TrainedModel, rows: Sequence[list[int]]) -> dict[str, Tensor]:
-    """Return a batch of texts for a model: the input fields [B, S] of the first stack, and those of samples [B];
-    `rows`: ids with special tokens."""
+    """Return a batch of texts for a model: input fields of the first stack [B, S], and fields with one value per sample
+    [B]. `rows`: ids of each text with special tokens."""
     task, family = loaded.config.built_objective, loaded.spec.family
     longest = max(map(len, rows))
 

@@ -16,8 +16,7 @@ from megaptm.objectives.objective import Prompt
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.folder import CONFIG
 from megaptm.spec import ModelSpec
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

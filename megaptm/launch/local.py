@@ -47,7 +47,7 @@ from megaptm.resilience.failures import (
     root_cause,
 )
 from megaptm.resilience.heartbeat import HEARTBEATS, VARIABLE
-from megaptm.resilience.watchdog import Limits, Watchdog
+from megaptm.resilience.watchdog import Watchdog, WatchdogLimits
 from megaptm.run.back import go_back
 from megaptm.run.branch import Branch, created_branch
 from megaptm.run.changes import ConfigComparison
@@ -145,7 +145,7 @@ def _launch_here(config: Config, *, change: bool) -> int:
         command = module_command("megaptm.train.worker", "--run", str(run))
         try:
             with resource_errors_as_user_errors():
-                return launch(
+                return launch_ranks(
                     command,
                     processes=config.layout.processes,
                     run=run,
@@ -183,7 +183,7 @@ class LaunchResult:
     """Reason to start the run again; None if the run is complete, was stopped, or failed by an error of the program."""
 
 
-def launch(command: Sequence[str], *, run: Path, restarts: int = 0, **options: Any) -> int:
+def launch_ranks(command: Sequence[str], *, run: Path, restarts: int = 0, **options: Any) -> int:
     """Run `command` once per rank and return the exit code of the run. `options`: see `_launch_once`.
 
     After a hang, and if a rank was killed or its hardware failed, all ranks are started again, at most `restarts`
@@ -239,7 +239,7 @@ def _launch_once(
     workers = LocalWorkerGroup(command, logs=logs, out=out, err=_binary_stream(sys.stderr, sys.__stderr__))
     beats = logs / HEARTBEATS / secrets.token_hex(4)
     watchdog = Watchdog(
-        beats, range(processes), limits=Limits(hang_seconds=hang_seconds, data_timeout=data_timeout)
+        beats, range(processes), limits=WatchdogLimits(hang_seconds=hang_seconds, data_timeout=data_timeout)
     ).clear()
     # After a new phase or a roll-back, a start has another config than the one before.
     variables = {**config_variables(run), **(environment or {}), VARIABLE: str(watchdog.folder)}
@@ -265,6 +265,6 @@ def _launch_once(
 
 
 def _binary_stream(stream: Any, original: Any) -> IO[bytes]:
-    """Return the binary stream of a text stream such as stdout; that of the process if stdout was replaced by a
-    text-only one, as in notebooks."""
+    """Return the binary stream of a text stream such as stdout. Notebooks replace stdout by a text-only stream; return
+    the stream of the process (`original`) then."""
     return stream.buffer if hasattr(stream, "buffer") else original.buffer

@@ -185,11 +185,12 @@ def _sound_kernels(mask: Tensor | None) -> AbstractContextManager[None]:
     if mask is None:
         return nullcontext()
     # Compiled code can name kernels, but not read which are enabled.
-    return sdpa_kernel(SOUND) if torch.compiler.is_compiling() else _without_cudnn()
+    return sdpa_kernel(SOUND) if torch.compiler.is_compiling() else without_cudnn()
 
 
 @contextmanager
-def _without_cudnn() -> Iterator[None]:
+def without_cudnn() -> Iterator[None]:
+    """Disable cuDNN's attention kernel in torch's scaled dot-product attention."""
     enabled = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
@@ -201,8 +202,8 @@ def _without_cudnn() -> Iterator[None]:
 class PatternAttend(Attend):
     """Attention with a pattern, by the kernel that `layers.kernel_choice` chooses.
 
-    `forward` takes the tensor from which a mask is built with the pattern (`Mask.numbers`), or a complete mask as
-    `Attend` does.
+    `forward` takes the tensor from which a mask is built with the pattern (`Mask.stacked_fields`), or a complete mask
+    like `Attend`.
     """
 
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
@@ -219,11 +220,11 @@ class PatternAttend(Attend):
         if self.pattern is not None:
             self.pattern = self.pattern.for_heads(layer=layer, heads=heads)
 
-    def has_global_tokens(self, numbers: Tensor | None) -> bool:
-        """Whether `numbers`, from which masks are built, marks global tokens."""
-        if numbers is None or are_offsets(numbers):
+    def has_global_tokens(self, fields: Tensor | None) -> bool:
+        """Whether `fields`, from which masks are built, marks global tokens."""
+        if fields is None or are_offsets(fields):
             return False
-        return len(numbers) > 1 + find_visibility(self.visibility).ordered
+        return len(fields) > 1 + find_visibility(self.visibility).ordered
 
     def forward(
         self,
@@ -259,7 +260,7 @@ class PatternAttend(Attend):
     ) -> Tensor:
         """Return the attention output [S, B, H*K] of the kernel that the pattern has. Compiled layers leave it
         eager."""
-        made = Mask.of(
+        made = Mask.from_stacked_fields(
             mask,
             len(q_SBHK),
             q_SBHK.device,
@@ -267,11 +268,11 @@ class PatternAttend(Attend):
             pattern=self.pattern,
             blocks=blocks_BHX,
         )
-        marked = None if made.marks is None else GlobalPositions.of(made.marks, positions_BG)
+        marked = None if made.marks is None else GlobalPositions.from_marks(made.marks, positions_BG)
         rate = self.dropout.rate if self.dropout.is_active else 0.0
         kernel = self._choose_kernel(made, q_SBHK.dtype, q_SBHK.shape[3])
         if kernel == FUSED:
-            mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.scores(None))
+            mixed_SBHK = self.attend_by_head(q_SBHK, k_SBHK, v_SBHK, made.for_kernel(None))
         else:
             with self.dropout.use_rng():
                 mixed_SBHK = attend_with_kernel(
@@ -294,7 +295,7 @@ class PatternAttend(Attend):
         """Return the attention blocks of this layer's pattern if FlexAttention computes it, else None. `mask`: mask of
         the stack, without a pattern."""
         mask = mask.with_pattern(self.pattern)
-        return shared.of(mask) if self._choose_kernel(mask, dtype, key_width) == FLEX else None
+        return shared.pack(mask) if self._choose_kernel(mask, dtype, key_width) == FLEX else None
 
 
 def score_scale(costs: LayerCosts) -> float:
@@ -342,13 +343,13 @@ class SelfAttention(AttentionModule):
         self.key_width = costs.size.key_width
         self.grouped, self.normed = "kv" in costs.linears, bool(costs.norms)
         for name in ("query", "kv") if self.grouped else ("qkv",):
-            self.add_module(name, Linear.of(costs.linears[name]))
+            self.add_module(name, Linear.from_shape(costs.linears[name]))
         # Biases of queries and values, ordered (head, [q, v], K), if keys have no bias.
         self.biases = HeadBias(costs.biases) if costs.biases else None
         for name, shape in costs.norms.items():
             self.add_module(name, HeadNorm(shape, costs.block.norm, key_width=self.key_width))
         self.attend: Attend = PatternAttend(costs, dropout=dropout)
-        self.output = Linear.of(costs.linears["output"])
+        self.output = Linear.from_shape(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, mask: Tensor | None, *inputs: Any, **options: Any) -> Tensor:
         """Return the output of self-attention, [S, B, D]. `compute_attention` describes the arguments."""
@@ -426,10 +427,10 @@ class CrossAttention(nn.Module):
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
         self.key_width = costs.size.key_width
-        self.query, self.kv = Linear.of(costs.linears["query"]), Linear.of(costs.linears["kv"])
+        self.query, self.kv = Linear.from_shape(costs.linears["query"]), Linear.from_shape(costs.linears["kv"])
         rate, cap = costs.attention.dropout_rate(dropout), costs.attention.score_cap
         self.attend = Attend(causal=False, scale=score_scale(costs), dropout=rate, cap=cap)
-        self.output = Linear.of(costs.linears["output"])
+        self.output = Linear.from_shape(costs.linears["output"])
 
     def forward(self, x_SBD: Tensor, memory_MBD: Tensor, mask: Tensor | None) -> Tensor:
         # The memory is not copied: every layer would save a copy for its backward pass.

@@ -48,7 +48,7 @@ class LinearShape:
 
     @property
     def divided(self) -> int:
-        """Return the number of parameters of the linear layer that tensor ranks divide."""
+        """Return the number of parameters of the linear layer that are sharded over tensor ranks."""
         if self.split in WHOLE:
             return 0
         return self.weights + (self.outputs if self.bias and self.split == "columns" else 0)
@@ -102,7 +102,7 @@ class LayerCosts(ABC):
     scored: bool = False
     """Whether each layer adds its own terms, such as a position bias, to the attention scores."""
     biases: int = 0
-    """Number of further parameters of the layer, which tensor ranks divide."""
+    """Number of further parameters of the layer, sharded over tensor ranks."""
     norms: Mapping[str, HeadNormShape] = MappingProxyType({})
     """Norms of queries and keys by name of the child module."""
     kernels: int = 0
@@ -145,7 +145,7 @@ class LayerCosts(ABC):
     def computes_only_tiles(self, queries: int) -> bool:
         """Whether attention computes only the query-key pairs of its pattern: no mask of all pairs is built and no
         score is saved."""
-        return self.pattern is not None and not self.pattern.dense(queries)
+        return self.pattern is not None and not self.pattern.is_dense(queries)
 
     @property
     def defines_mask(self) -> bool:
@@ -162,9 +162,9 @@ class LayerCosts(ABC):
         """Return the bytes per sequence of the chosen query-key pairs that are saved when layers are recomputed."""
         return 0
 
-    def masked(self, queries: int) -> bool:
+    def takes_mask(self, queries: int) -> bool:
         """Whether attention of the layer takes a mask for any batch."""
-        return self.pattern is not None and self.pattern.dense(queries) and not self.pattern.attends_to_all(queries)
+        return self.pattern is not None and self.pattern.is_dense(queries) and not self.pattern.attends_to_all(queries)
 
 
 @cache

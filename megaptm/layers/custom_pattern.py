@@ -111,7 +111,7 @@ def check_pattern_libraries(pattern: CustomPattern, query: Any, key: Any) -> Non
         )
 
 
-def fingerprint(pattern: CustomPattern, length: int) -> str:
+def pattern_fingerprint(pattern: CustomPattern, length: int) -> str:
     """Return a hash of a custom attention pattern for a sequence length: of its block table, and of the pairs of some
     block rows.
 

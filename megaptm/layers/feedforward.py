@@ -43,10 +43,10 @@ class FeedForward(nn.Module):
         assert isinstance(name, str)
         self.gated = costs.streams == 2
         self.activation = activation_of(name)
-        self.up = Linear.of(costs.linears["up"])
+        self.up = Linear.from_shape(costs.linears["up"])
         # Tensor ranks hold different features, as they hold different heads: their dropout masks must differ.
         self.dropout = Dropout(dropout if costs.block.ffn.dropout else 0.0, masks="heads")
-        self.down = Linear.of(costs.linears["down"])
+        self.down = Linear.from_shape(costs.linears["down"])
 
     def forward(self, x_SBD: Tensor) -> Tensor:
         x_SBF = self.up(x_SBD)

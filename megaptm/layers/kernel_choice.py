@@ -58,9 +58,9 @@ class AttentionWork:
     dropout: float = 0.0
 
     @property
-    def sparse(self) -> bool:
+    def is_sparse(self) -> bool:
         """Whether the attention pattern is sparse enough that other pairs are not computed."""
-        return self.pattern is not None and not self.pattern.dense(self.queries)
+        return self.pattern is not None and not self.pattern.is_dense(self.queries)
 
 
 @cache
@@ -195,9 +195,9 @@ def choose_kernel(work: AttentionWork, device: ComputeDevice, configured: str = 
     if work.capped:
         kernel = next((name for name in OF_CAPPED if not _kernel_refusal(name, work, device)), FUSED)
         return KernelChoice(kernel, "scores have a soft cap")
-    if not work.sparse and not _kernel_refusal(VARLEN, work, device):
+    if not work.is_sparse and not _kernel_refusal(VARLEN, work, device):
         return KernelChoice(VARLEN, "attention is restricted to the documents of packed sequences")
-    if not work.sparse:
+    if not work.is_sparse:
         return KernelChoice(FUSED, _why_fused(work))
     refused = {}
     for name in OF_SPARSE:

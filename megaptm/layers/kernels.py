@@ -146,7 +146,7 @@ def _attend_by_flex(call: AttentionCall) -> Tensor:
         # With more variants than this, compiling takes longer than tiles.
         if call.cap is None:
             return _attend_by_tiles(call)
-        dense, causal = mask.scores(None), mask.causal
+        dense, causal = mask.for_kernel(None), mask.causal
         return attend_capped(q, call.k, call.v, dense, causal=causal, scale=call.scale, cap=call.cap)
     return mixed_BHSK.permute(2, 0, 1, 3)
 
@@ -229,10 +229,10 @@ def pack_blocks(mask: Mask, beside: int, content: Tensor | None = None, *, block
     each query block, their indices, and the same for each key block.
 
     All are in one tensor, so that recomputation can save it. `beside`: number of global keys. `content`: result of
-    `by_content`, if already computed.
+    `content_blocks`, if already computed.
     """
     length = mask.length[1]
-    content = by_content(mask, block=block) if content is None else content
+    content = content_blocks(mask, block=block) if content is None else content
     attended_BHNM = _by_position(mask.pattern, length, block, mask.causal, mask.device) & content
     if beside:
         blocks = -(-(length + beside) // block)
@@ -252,14 +252,14 @@ class SharedBlocks:
         self._content: Tensor | None = None
         self._packed: dict[Pattern | None, Tensor] = {}
 
-    def of(self, mask: Mask) -> Tensor | None:
+    def pack(self, mask: Mask) -> Tensor | None:
         """Return `pack_blocks` of a mask that differs from earlier ones only by its attention pattern. None if the
         number of its global tokens is not known."""
         if mask.marks is not None and mask.global_positions is None:
             return None
         if mask.pattern not in self._packed:
             if self._content is None:
-                self._content = by_content(mask)
+                self._content = content_blocks(mask)
             beside = 0 if mask.marks is None or mask.global_positions is None else mask.global_positions.shape[1]
             self._packed[mask.pattern] = pack_blocks(mask, beside, self._content)
         return self._packed[mask.pattern]
@@ -271,7 +271,7 @@ def _by_position(pattern: Pattern | None, length: int, block: int, causal: bool,
     return torch.from_numpy(attended_blocks(pattern, length, block, causal=causal)).to(device)[None]
 
 
-def by_content(mask: Mask, *, block: int = BLOCK) -> Tensor:
+def content_blocks(mask: Mask, *, block: int = BLOCK) -> Tensor:
     """Return the FlexAttention blocks that documents and attention order allow, [B or 1, 1, N, N]."""
     length = mask.length[1]
     attended = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=mask.device)

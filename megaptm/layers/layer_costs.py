@@ -39,7 +39,7 @@ class SubLayer:
 
     @property
     def divided(self) -> int:
-        """Return the number of the sub-layer's parameters that tensor ranks divide."""
+        """Return the number of the sub-layer's parameters that are sharded over tensor ranks."""
         norms = sum(norm.features for norm in self.costs.norms.values() if norm.split == "columns")
         return self.costs.biases + norms + sum(linear.divided for linear in self.costs.linears.values())
 

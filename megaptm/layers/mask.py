@@ -42,14 +42,14 @@ class Mask:
     """Marks of global tokens [B, S], not 0 at global positions, which attend and are attended to outside the
     pattern."""
     queries: Tensor | None = None
-    """Positions of the queries, int64 [Q], if context ranks divide the sequence; document ids and order are then those
-    of complete sequences. None: all positions."""
+    """Positions of this context rank's queries, int64 [Q]; document ids and order then cover complete sequences. None:
+    all positions."""
     global_positions: Tensor | None = None
     """Indices of global positions, [B, G] (`layers.sparse.global_positions`). None: not computed yet."""
     offsets: Tensor | None = None
     """Offsets of the documents (`layers.varlen`), equivalent to `documents`. None: not known."""
     by_offsets: bool = False
-    """Whether the attention kernel takes document offsets, so that `scores` returns these."""
+    """Whether the attention kernel takes document offsets, so that `for_kernel` returns these."""
     blocks: Tensor | None = None
     """FlexAttention blocks of the mask (`layers.kernels.pack_blocks`). None: not computed yet."""
     table: Tensor | None = field(init=False, default=None, compare=False, repr=False)
@@ -67,9 +67,9 @@ class Mask:
 
     def attends(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether queries attend to keys, for broadcastable batch, head, query and key indices."""
-        return self.by_position(batch, head, query, key) & self.by_content(batch, query, key)
+        return self.attends_by_position(batch, head, query, key) & self.attends_by_content(batch, query, key)
 
-    def by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def attends_by_content(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the part of the attention mask that depends on the batch: documents and order."""
         attended = torch.ones((), dtype=torch.bool, device=self.device)
         if self.documents is not None:
@@ -81,7 +81,7 @@ class Mask:
             attended = attended & (self.order[batch, key] <= self.order[batch, query])
         return attended
 
-    def by_position(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def attends_by_position(self, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return the part of the attention mask that depends on positions: pattern, global tokens and causality."""
         attended = key <= query if self.causal else torch.ones((), dtype=torch.bool, device=self.device)
         if self.pattern is None:
@@ -115,7 +115,7 @@ class Mask:
         )
         return self.attends(batch, head, query, key).expand(rows, heads, query.shape[2], keys)
 
-    def scores(self, bias: Tensor | None) -> Tensor | None:
+    def for_kernel(self, bias: Tensor | None) -> Tensor | None:
         """Return the attention mask as kernels take it: boolean, a bias on the scores, or offsets of documents.
 
         `bias` is [1, H, Q, K]. Returns None if causality is the only restriction, so that attention can use its fast
@@ -134,7 +134,7 @@ class Mask:
         return bias.masked_fill(~self.dense, float("-inf"))
 
     @property
-    def numbers(self) -> Tensor | None:
+    def stacked_fields(self) -> Tensor | None:
         """Return document ids, order and marks of global tokens, if present, as one tensor: [1 to 3, B, S].
 
         Attention with its own pattern needs only these from a batch. Recomputation saves this tensor.
@@ -146,9 +146,9 @@ class Mask:
         return torch.stack([documents, *(field.to(documents.dtype) for field in fields)])
 
     @classmethod
-    def of(
+    def from_stacked_fields(
         cls,
-        numbers: Tensor | None,
+        fields: Tensor | None,
         length: int,
         device: torch.device,
         *,
@@ -156,15 +156,15 @@ class Mask:
         pattern: Pattern | None,
         blocks: Tensor | None = None,
     ) -> Mask:
-        """Build an attention mask from the tensor `numbers`, causality and pattern of a stack, and `blocks` if
+        """Build an attention mask from the tensor `fields`, causality and pattern of a stack, and `blocks` if
         computed."""
         causal, ordered = find_visibility(visibility)
         mask = cls((length, length), device, causal=causal, blocks=blocks).with_pattern(pattern)
-        if numbers is None:
+        if fields is None:
             return mask
-        marks = numbers[1 + ordered] if len(numbers) > 1 + ordered else None
-        documents = (numbers[0], numbers[0])
-        return replace(mask, documents=documents, order=numbers[1] if ordered else None, marks=marks)
+        marks = fields[1 + ordered] if len(fields) > 1 + ordered else None
+        documents = (fields[0], fields[0])
+        return replace(mask, documents=documents, order=fields[1] if ordered else None, marks=marks)
 
 
 @functools.lru_cache(maxsize=256)

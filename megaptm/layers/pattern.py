@@ -70,9 +70,9 @@ class Pattern(ABC):
     def pairs(self, length: int) -> int:
         """Return the number of pairs of query and key per head that attention with this pattern computes in a
         sequence."""
-        return length * length if self.dense(length) else _count_pairs(self, length)
+        return length * length if self.is_dense(length) else _count_pairs(self, length)
 
-    def dense(self, length: int) -> bool:
+    def is_dense(self, length: int) -> bool:
         """Whether tiles of the pattern would skip so little that attention computes all pairs."""
         return self.attends_to_all(length) or 4 * _count_pairs(self, length) > 3 * length * length
 

@@ -113,10 +113,9 @@ class _BiasOfLayer(torch.autograd.Function):
 
 
 def _shift_rows(by_distance_QL: Tensor, keys: int) -> Tensor:
-    """Return the view [..., Q, K] of a tensor [..., Q, L] in which each row starts one element later than the next, and
-    the last row at its first element.
+    """Return a view [..., Q, K] of a tensor [..., Q, L]: row q starts at element Q - 1 - q.
 
-    A row stride that is one shorter than the true one shifts each row by one element.
+    A row stride that is one element too short shifts each row by one element.
     """
     queries = by_distance_QL.shape[-2]
     *outer, row, element = by_distance_QL.stride()

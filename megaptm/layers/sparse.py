@@ -38,7 +38,7 @@ class GlobalPositions:
     """Whether an entry of the global positions is valid, [B, G]; False for padding."""
 
     @classmethod
-    def of(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> GlobalPositions:
+    def from_marks(cls, marks_BS: Tensor, positions_BG: Tensor | None = None) -> GlobalPositions:
         """Build the global positions from marks of global tokens [B, S]. `positions_BG`: result of `global_positions`,
         if already computed."""
         positions_BG = global_positions(marks_BS) if positions_BG is None else positions_BG
@@ -85,7 +85,7 @@ def global_positions(marks_BS: Tensor) -> Tensor:
 
 def _without_pattern(mask: Mask, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return the attention mask without the pattern."""
-    attended = mask.by_content(batch, query, key)
+    attended = mask.attends_by_content(batch, query, key)
     return attended & (key <= query) if mask.causal else attended
 
 
@@ -326,7 +326,7 @@ class _TileMask:
         attended = self._by_position(tile, query, key)
         key = key.clamp(max=len(self.positions) - 1)
         if self.mask.documents is not None or self.mask.order is not None:
-            allowed = self.mask.by_content(rows, query, key)
+            allowed = self.mask.attends_by_content(rows, query, key)
             attended = allowed if attended is None else attended & allowed
         if self.marked is None or self.mask.marks is None:
             return attended
@@ -357,7 +357,7 @@ class _TileMask:
                 within = tile.used if within is None else within & tile.used
             if tile.exact:
                 return within
-            attended = self.mask.without_global_tokens.by_position(
+            attended = self.mask.without_global_tokens.attends_by_position(
                 zero, zero, query, key.clamp(max=len(self.positions) - 1)
             )
             return attended if within is None else attended & within
@@ -367,7 +367,7 @@ class _TileMask:
         at = (tile.queries.start - tile.keys.start, query.shape[-2], key.shape[-1])
         if at not in self.windows:
             first_query, first_key = (query, key) if tile.number == 1 else (query[0], key[0, 0])
-            attended = self.mask.without_global_tokens.by_position(zero, zero, first_query, first_key)
+            attended = self.mask.without_global_tokens.attends_by_position(zero, zero, first_query, first_key)
             self.windows[at] = attended[None, None]
         return self.windows[at] if tile.number == 1 else self.windows[at][None]
 

@@ -41,7 +41,7 @@ class Linear(nn.Linear):
         self.split = split
 
     @classmethod
-    def of(cls, shape: LinearShape) -> Linear:
+    def from_shape(cls, shape: LinearShape) -> Linear:
         """Build a linear layer of this shape."""
         linear = cls(shape.inputs, shape.outputs, bias=shape.bias, split=shape.split)
         linear.matrices, linear.interleave = shape.matrices, shape.interleave

@@ -90,7 +90,7 @@ class BaseStack(nn.ModuleDict, ABC):
     def __init__(self, block: Block, size: Size, layers: range) -> None:
         super().__init__()
         check_block(block, size)
-        self.block, self.size, self.numbers = block, size, layers
+        self.block, self.size, self.layer_numbers = block, size, layers
         self.read: frozenset[int] = frozenset()
         """Indices of layers of the stack whose output is requested."""
 
@@ -177,13 +177,13 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         inputs = self.with_offsets(x, inputs)
         attention = self.attention_inputs(x, inputs)
-        for number in self.numbers:
-            x = self.run_at(number, x, inputs, attention[self.block.attention_at(number)])
+        for number in self.layer_numbers:
+            x = self.run_layer(number, x, inputs, attention[self.block.attention_at(number)])
             if number in self.read:
                 inputs.outputs[number] = x
         return self["final"](x) if "final" in self else x
 
-    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
+    def run_layer(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
         """Run one layer of the stack."""
         return self.run_attention(number, x, inputs, attention)
 
@@ -201,8 +201,12 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         layer, further = cast(Layer, self[str(number)]), attention.further
         attend = layer.attention.attend
         mask, bias = attention.mask, attention.score_bias
-        reads_numbers = mask is None or not are_offsets(mask)
-        if isinstance(attend, PatternAttend) and reads_numbers and self._reads_numbers(self.block.attention_at(number)):
+        reads_fields = mask is None or not are_offsets(mask)
+        if (
+            isinstance(attend, PatternAttend)
+            and reads_fields
+            and self._reads_stacked_fields(self.block.attention_at(number))
+        ):
             blocks = attend.shared_blocks(inputs.mask, inputs.blocks, x.dtype, self.size.key_width)
             further = further if blocks is None else (*(further or (None,)), blocks)
         if mask is not None and bias is not None:
@@ -212,7 +216,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
             x,
             mask,
             inputs.memory,
-            None if inputs.memory_mask is None else inputs.memory_mask.scores(None),
+            None if inputs.memory_mask is None else inputs.memory_mask.for_kernel(None),
             attention.position_state,
             keys,
             cached_states,
@@ -224,7 +228,7 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         if self.kernel not in (AUTO, VARLEN):
             return inputs
         mask, memory_mask = inputs.mask, inputs.memory_mask
-        if mask.offsets is not None and not all(map(self._reads_numbers, self._records)):
+        if mask.offsets is not None and not all(map(self._reads_stacked_fields, self._records)):
             mask = replace(mask, by_offsets=self._takes_offsets(x, mask, scored=self.scored))
         is_capped = any(record.score_cap is not None for record in self._records)
         if memory_mask is not None and memory_mask.offsets is not None and not is_capped:
@@ -259,15 +263,15 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
     def attention_inputs(self, x: Tensor, inputs: StackInputs) -> dict[AttentionSpec, AttentionInputs]:
         """Return the inputs of each kind of attention in the stack. `x`: input of the stack."""
         mask, scores, bias = inputs.mask, None, None
-        if not all(map(self._reads_numbers, self._records)):
+        if not all(map(self._reads_stacked_fields, self._records)):
             bias = self._score_bias(mask)
-            scores = mask.scores(bias)
+            scores = mask.for_kernel(bias)
         turned = self._compute_rotations(mask, inputs.positions)
         # Every kind but those without global tokens takes their positions.
         marked = () if mask.global_positions is None else (mask.global_positions,)
         return {
             record: AttentionInputs(
-                self._mask_numbers(x, mask, record) if self._reads_numbers(record) else scores,
+                self._mask_fields(x, mask, record) if self._reads_stacked_fields(record) else scores,
                 turned.get(record.rope),
                 marked if record.takes_global_positions else (),
                 bias if scores is not None and bias is not None and len(scores) > 1 else None,
@@ -282,20 +286,20 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         read = x if layer.norm_position in ("post", "output") else layer.attention_norm(x)
         attention = cast(SelfAttention, layer.attention)
         turned = self._compute_rotations(mask, positions).get(self.block.attention_at(number).rope)
-        return attention.scores(read, mask.scores(self._score_bias(mask)), turned)
+        return attention.scores(read, mask.for_kernel(self._score_bias(mask)), turned)
 
     @property
     def _records(self) -> tuple[AttentionSpec, ...]:
         """Return the kinds of attention of these layers."""
-        return tuple(dict.fromkeys(map(self.block.attention_at, self.numbers)))
+        return tuple(dict.fromkeys(map(self.block.attention_at, self.layer_numbers)))
 
-    def _reads_numbers(self, record: AttentionSpec) -> bool:
+    def _reads_stacked_fields(self, record: AttentionSpec) -> bool:
         """Whether the kernel of a kind of attention reads document ids and order, and needs no dense mask."""
         return record in self.patterns or record.score_cap is not None or self.kernel not in (AUTO, FUSED, VARLEN)
 
-    def _mask_numbers(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
+    def _mask_fields(self, x: Tensor, mask: Mask, record: AttentionSpec) -> Tensor | None:
         """Return the batch's part of the mask of a kind of attention: document ids and attention order
-        (`Mask.numbers`), or offsets of documents where its kernel takes them. With context ranks also its pattern."""
+        (`Mask.stacked_fields`), or document offsets for kernels that take them; with context ranks also its pattern."""
         pattern = self.patterns.get(record)
         is_fit = pattern is not None and record.score_cap is None and self.kernel in (AUTO, VARLEN)
         # The last query of a document and its last key are the same position, unless later keys are gathered.
@@ -303,9 +307,9 @@ class Stack(UsesContextRanks, SequenceHooks, BaseStack):
         if is_fit and mask.offsets is not None and is_aligned and self._takes_offsets(x, mask, pattern=pattern):
             return mask.offsets
         if self.context.size == 1:
-            return mask.numbers
+            return mask.stacked_fields
         # Other layers of the stack may take offsets, for which a window or a cap of this kind would be lost.
-        return replace(mask, by_offsets=False).with_pattern(pattern).scores(None)
+        return replace(mask, by_offsets=False).with_pattern(pattern).for_kernel(None)
 
     def _compute_rotations(self, mask: Mask, positions: Tensor | None) -> dict[RopeParameters, Tensor]:
         """Return the rotary embedding of queries and keys for the parameters of each layer's attention

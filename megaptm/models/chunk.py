@@ -91,7 +91,7 @@ def allows_heads_alone(spec: ModelSpec) -> bool:
 
 
 def _embeds_stack(spec: ModelSpec, stack: str, final_stacks: tuple[str, ...], *, first: bool) -> bool:
-    return spec.family.source(stack) in final_stacks if stack in spec.family.sampled else first
+    return spec.family.sampling_stack(stack) in final_stacks if stack in spec.family.sampled else first
 
 
 def _is_here(spec: ModelSpec, head: str, layers: dict[str, range], final_stacks: tuple[str, ...], last: bool) -> bool:

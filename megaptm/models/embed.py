@@ -88,7 +88,7 @@ class Embed(nn.Module):
         }
         for name, linear in widening_projections(spec).items():
             if name in stacks:
-                self.add_module(self.widenings[name], Linear.of(linear))
+                self.add_module(self.widenings[name], Linear.from_shape(linear))
 
     def forward(self, batch: dict[str, Tensor], stack: str, scatter_sequence: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the embedding [S, B, D] of a stack's input; appended positions and queries follow the text.

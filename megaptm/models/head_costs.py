@@ -109,8 +109,8 @@ class HeadCosts(ABC):
 
     @property
     def rows(self) -> int:
-        """Return the number of the head's parameters per vocabulary entry that tensor ranks divide: a table of its own,
-        a bias."""
+        """Return the number of the head's parameters per vocabulary entry, sharded over tensor ranks: a table of its
+        own, a bias."""
         return 0
 
     @property

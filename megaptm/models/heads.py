@@ -47,10 +47,10 @@ class LanguageHead(nn.Module):
         self.scale = scales[spec.family.output.scale]
         self.table = self.narrow = self.transform = None
         if "narrow" in costs.linears:
-            self.narrow = Linear.of(costs.linears["narrow"])
+            self.narrow = Linear.from_shape(costs.linears["narrow"])
         if "transform" in costs.linears:
             self.activation = plain_activation(spec, costs)
-            self.transform = Linear.of(costs.linears["transform"])
+            self.transform = Linear.from_shape(costs.linears["transform"])
             self.norm = Norm(costs.table_width, costs.block.norm)
         if not spec.family.output.tied:
             self.table = Embedding(spec.padded_vocabulary, costs.table_width, split="vocabulary")
@@ -111,7 +111,7 @@ class TokenClassHead(nn.Module):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.label_field = costs.label_field
-        self.classify = Linear.of(costs.linears["classify"])
+        self.classify = Linear.from_shape(costs.linears["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])
@@ -127,7 +127,10 @@ class RowClassHead(nn.Module):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.label_field = costs.label_field
-        self.pooler, self.classify = Linear.of(costs.linears["pooler"]), Linear.of(costs.linears["classify"])
+        self.pooler, self.classify = (
+            Linear.from_shape(costs.linears["pooler"]),
+            Linear.from_shape(costs.linears["classify"]),
+        )
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.logits(x_SBD, tied), batch[self.label_field])

@@ -354,7 +354,7 @@ class Model(UsesContextRanks, nn.Module):
             if name in ended:
                 streams[name] = ended[name]
             elif name in self.spec.family.sampled:  # its input is not sampled yet
-                like = streams[self.spec.family.source(name)]
+                like = streams[self.spec.family.sampling_stack(name)]
                 streams[name] = like.new_zeros(*like.shape[:2], self.spec.size_of(name).width)
             else:
                 streams[name] = self.embed(batch, name, self.scatter_sequence)
@@ -368,7 +368,7 @@ class Model(UsesContextRanks, nn.Module):
         sampler."""
         assert self.embed is not None
         family, head = self.spec.family, cast(SamplingHead, self._heads_by_name()[self.spec.family.sampled[name].head])
-        source, field = family.source(name), f"{family.prefixes[name]}tokens"
+        source, field = family.sampling_stack(name), f"{family.prefixes[name]}tokens"
         ended = streams[source]
         with torch.no_grad():
             tokens, marks_BS = self._sampler_of(name).sample(
@@ -383,7 +383,7 @@ class Model(UsesContextRanks, nn.Module):
         if self.chunk.last:
             for name in self.spec.family.sampled:
                 with torch.no_grad():
-                    marks_BS = self.gather_sequence(streams[self.spec.family.source(name)])[:, :, 0].t() > 0.5
+                    marks_BS = self.gather_sequence(streams[self.spec.family.sampling_stack(name)])[:, :, 0].t() > 0.5
                 batch = self._sampler_of(name).label(batch, marks_BS)
         return batch
 

@@ -9,7 +9,7 @@ from typing import Self
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, Field
+from megaptm.batch import BatchField, BatchSpec
 from megaptm.errors import UserError
 from megaptm.objectives.encoder_decoder import EncoderDecoder
 from megaptm.objectives.objective import BaseObjective, Prompt, Sample, SampleObjective, loss_weights_at
@@ -144,7 +144,7 @@ class Composed(BaseObjective):
             for name, field in spec.fields.items():
                 all_fields[name] = max(field, all_fields.get(name, field), key=lambda field: field.shape)
         if any(task.task_id is not None for task in self.tasks):
-            all_fields[TASK_IDS] = Field((), is_input=True)
+            all_fields[TASK_IDS] = BatchField((), is_input=True)
         return BatchSpec(streams, all_fields)
 
     def check(self, special: SpecialTokens, sequence: int) -> None:

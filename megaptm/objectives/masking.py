@@ -12,7 +12,7 @@ from megaptm.objectives.denoise import Hide
 from megaptm.objectives.vocabulary import SpecialTokens
 
 
-def single_tokens(*, rate: float, max_masked: int) -> Hide:
+def mask_single_tokens(*, rate: float, max_masked: int) -> Hide:
     """Mask a fixed number of single tokens: round(rate x all tokens), at least 1, at most `max_masked`; never a special
     token.
 
@@ -30,7 +30,7 @@ def single_tokens(*, rate: float, max_masked: int) -> Hide:
 
 
 def _single_tokens_with_repeats(*, rate: float, max_masked: int) -> Hide:
-    """Mask single tokens, as many as `single_tokens` but sampled with replacement: at rate 0.15, 7 of 100 repeat.
+    """Mask single tokens, as many as `mask_single_tokens` but sampled with replacement: at rate 0.15, 7 of 100 repeat.
 
     The rule of ELECTRA's released code, except that a position sampled twice counts once in the loss
     (docs/objectives.md).
@@ -46,8 +46,8 @@ def _single_tokens_with_repeats(*, rate: float, max_masked: int) -> Hide:
     return hide
 
 
-def whole_words(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hide:
-    """Mask complete words in random order, up to as many tokens as `single_tokens`. Words that exceed the
+def mask_whole_words(*, rate: float, max_masked: int, unit_starts: np.ndarray) -> Hide:
+    """Mask complete words in random order, up to as many tokens as `mask_single_tokens`. Words that exceed the
     remaining number, or have a special token, are skipped.
 
     `unit_starts`: 1 at the first token of each word, one entry per token. The rule of `do_whole_word_mask` in BERT's
@@ -109,9 +109,9 @@ def mask_independently(*, rate: float, max_masked: int, unit_starts: np.ndarray)
     return hide
 
 
-def ngrams(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weights: Sequence[float] = ()) -> Hide:
-    """Mask n-grams of complete words as `whole_words` does. `length_weights`: relative frequencies of 1, 2 ... words;
-    empty: 1/n up to three (ALBERT, arXiv:1909.11942, 3.1).
+def mask_ngrams(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weights: Sequence[float] = ()) -> Hide:
+    """Mask n-grams of complete words as `mask_whole_words` does. `length_weights`: relative frequencies of 1, 2 ...
+    words; empty: 1/n up to three (ALBERT, arXiv:1909.11942, 3.1).
 
     The text is partitioned into n-grams of random lengths, some of which are masked. This gives exactly the requested
     frequencies. Sampling positions first and lengths second would not, where n-grams meet.
@@ -134,12 +134,12 @@ def ngrams(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weig
     return hide
 
 
-def _token_ngrams(*, rate: float, max_masked: int, length_weights: Sequence[float] = ()) -> Hide:
-    """Mask n-grams of tokens, independent of words, as `ngrams` does."""
+def _mask_token_ngrams(*, rate: float, max_masked: int, length_weights: Sequence[float] = ()) -> Hide:
+    """Mask n-grams of tokens, independent of words, as `mask_ngrams` does."""
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         each = np.ones(len(tokens), dtype=np.int64)
-        return ngrams(rate=rate, max_masked=max_masked, unit_starts=each, length_weights=length_weights)(
+        return mask_ngrams(rate=rate, max_masked=max_masked, unit_starts=each, length_weights=length_weights)(
             tokens, special, rng
         )
 
@@ -150,12 +150,12 @@ INVERSE_LENGTH = (1.0, 1 / 2, 1 / 3)
 
 MASKING_STRATEGIES: Registry[Callable[..., Hide]] = Registry(
     {
-        "tokens": single_tokens,
+        "tokens": mask_single_tokens,
         "tokens-with-repeats": _single_tokens_with_repeats,
-        "whole-words": whole_words,
+        "whole-words": mask_whole_words,
         "independent": mask_independently,
-        "ngrams": ngrams,
-        "token-ngrams": _token_ngrams,
+        "ngrams": mask_ngrams,
+        "token-ngrams": _mask_token_ngrams,
     },
     lambda: chain.from_iterable(map(dict.items, contributions("masking", "MASKING_STRATEGIES"))),
 )
@@ -163,7 +163,7 @@ MASKING_STRATEGIES: Registry[Callable[..., Hide]] = Registry(
 `unit_starts` (first tokens of units) and `length_weights` (relative frequencies of 1, 2 ... words)."""
 
 
-def random_tokens(*, rate: float) -> Hide:
+def mask_random_tokens(*, rate: float) -> Hide:
     """Mask exactly `num_masked_tokens` single tokens, all equally likely.
 
     T5 masks each token independently. A fixed number keeps sequences equally long.
@@ -179,12 +179,13 @@ def random_tokens(*, rate: float) -> Hide:
 
 
 def num_masked_tokens(length: int, *, rate: float) -> int:
-    """Return the number of tokens that `random_tokens` masks: round(rate x tokens), at least 1 if there are any."""
+    """Return the number of tokens that `mask_random_tokens` masks: round(rate x length), but at least 1 if there are
+    tokens."""
     return max(round(rate * length), min(length, 1))
 
 
-def one_span(*, rate: float) -> Hide:
-    """Mask one span of as many tokens as `random_tokens`, at a uniform position (MASS)."""
+def mask_one_span(*, rate: float) -> Hide:
+    """Mask one span of as many tokens as `mask_random_tokens`, at a uniform position (MASS)."""
 
     def hide(tokens: np.ndarray, special: SpecialTokens, rng: np.random.Generator) -> np.ndarray:
         count = num_masked_tokens(len(tokens), rate=rate)
@@ -218,7 +219,7 @@ def mask_suffix(*, rate: float) -> Hide:
     return hide
 
 
-def random_spans(*, rate: float, mean_span_length: float) -> Hide:
+def mask_random_spans(*, rate: float, mean_span_length: float) -> Hide:
     """Mask random spans: exactly round(rate x tokens) tokens in round(that / mean_span_length) spans, no two adjacent,
     the first token never masked.
 
@@ -238,7 +239,7 @@ def random_spans(*, rate: float, mean_span_length: float) -> Hide:
 
 
 def num_masked_spans(length: int, *, rate: float, mean_span_length: float) -> tuple[int, int]:
-    """Return the number of tokens and spans that `random_spans` masks. A single token is not masked."""
+    """Return the number of tokens and spans that `mask_random_spans` masks. A single token is not masked."""
     if length < 2:
         return 0, 0
     noise = min(max(round(rate * length), 1), length - 1)

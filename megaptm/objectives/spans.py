@@ -9,7 +9,7 @@ from typing import Literal
 from megaptm.errors import UserError
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.masking import num_masked_spans, num_masked_tokens, random_spans, random_tokens
+from megaptm.objectives.masking import mask_random_spans, mask_random_tokens, num_masked_spans, num_masked_tokens
 from megaptm.objectives.objective import MeanLength, Rate
 from megaptm.objectives.replacements import masked_spans_after_sentinels, replace_spans_by_sentinels
 
@@ -43,9 +43,9 @@ class SpanCorruption(EncoderDecoder):
     def noise(self) -> Denoise:
         spans = self.hide == "spans"
         hide = (
-            random_spans(rate=self.rate, mean_span_length=self.mean_span_length)
+            mask_random_spans(rate=self.rate, mean_span_length=self.mean_span_length)
             if spans
-            else random_tokens(rate=self.rate)
+            else mask_random_tokens(rate=self.rate)
         )
         return Denoise(hide=hide, show=replace_spans_by_sentinels, ask=masked_spans_after_sentinels)
 

@@ -29,7 +29,7 @@ class _Empty(ModuleType):
 
 
 @contextlib.contextmanager
-def hide_unused() -> Iterator[None]:
+def hide_unused_modules() -> Iterator[None]:
     """Hide modules from megatron-core that it imports and megaptm does not use. They take a fifth of the CPU time in
     which a rank starts on a CPU."""
     hidden: dict[str, Any] = dict.fromkeys(LOGGERS)
@@ -53,6 +53,6 @@ warnings.filterwarnings(
 )
 # megatron-core requires this for overlap: a collective must be launched before the product it overlaps with.
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-cpu.install()
-with cpu.disable_compile(), hide_unused():
+cpu.replace_cuda_functions()
+with cpu.disable_compile(), hide_unused_modules():
     import megatron.core

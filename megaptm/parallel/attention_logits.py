@@ -34,7 +34,7 @@ LAYER, STACK = signature(Layer.forward), signature(Stack.forward)
 
 
 class AttentionLogitsHook(EngineHook):
-    """Hook that measures the largest attention logit every so many steps.
+    """Hook that measures the largest attention logit at intervals of `every` steps.
 
     It computes the queries and keys of a layer a second time, from the layer's input, before the layer runs: compiled
     layers and fused kernels remain as they are, and the weights of a fully sharded layer are gathered then.
@@ -62,7 +62,7 @@ class AttentionLogitsHook(EngineHook):
                 self._masks[path] = STACK.bind(stack, *arguments, **named).arguments["inputs"].mask
 
         stack.register_forward_pre_hook(before_stack, with_kwargs=True)
-        for number in stack.numbers:
+        for number in stack.layer_numbers:
             name = f"{path}.{number}"
             self._largest[name] = torch.full((), -torch.inf, device=rank_device())
             stack[str(number)].register_forward_pre_hook(partial(self._measure, path, name), with_kwargs=True)
@@ -87,7 +87,7 @@ class AttentionLogitsHook(EngineHook):
         self._largest[name] = torch.maximum(self._largest[name], largest)
 
     @contextmanager
-    def passes(
+    def wrap_passes(
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
         self._is_measuring = step is not None and (step + 1) % self.every == 0

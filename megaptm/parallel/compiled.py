@@ -75,7 +75,7 @@ def compile_layers(model: Model, log: Log) -> None:
             log(f"the layers of the {path} are not compiled: {stack.eager_because}")
             continue
         kinds: dict[Any, _Kind] = {}
-        for number in stack.numbers:
+        for number in stack.layer_numbers:
             layer, block = cast(Layer, stack[str(number)]), stack.block.at(number)
             if block not in kinds:
                 kinds[block] = _Kind(f"{path}.{number}", log)

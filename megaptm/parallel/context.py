@@ -1,4 +1,4 @@
-"""Context parallelism: context ranks divide the sequences of a micro-batch. Each rank reads complete sequences."""
+"""Context parallelism: each context rank computes a part of every sequence. All ranks read complete sequences."""
 
 # B batch, S sequence, A target positions of a sample
 

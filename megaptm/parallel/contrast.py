@@ -26,6 +26,7 @@ from torch import Tensor
 
 from megaptm.batch import MicroBatch
 from megaptm.errors import UserError
+from megaptm.layers.attention import without_cudnn
 from megaptm.models.contrast import ContrastHead, gradient_field
 from megaptm.models.head_costs import HEADS
 from megaptm.models.output import ModelOutput
@@ -42,7 +43,7 @@ class ContrastHook(EngineHook):
         """Names of the model's contrastive losses."""
 
     @contextmanager
-    def passes(
+    def wrap_passes(
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
         is_single = len(microbatches) == 1
@@ -52,7 +53,9 @@ class ContrastHook(EngineHook):
         if is_single or not losses:
             yield {}
             return
-        with one_attention_kernel():
+        # Both passes need the same attention kernel, and thereby the same dropout masks. torch rejects cuDNN's kernel
+        # if a mask needs a gradient (a learned bias on the scores), never the case in the pass without gradients.
+        with without_cudnn():
             yield compare_by_features(pipeline, losses, microbatches, step=step)
 
     def _contrastive_heads(self, pipeline: Pipeline) -> list[ContrastHead]:
@@ -143,21 +146,6 @@ class _GatherFeatures(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_NF: Tensor) -> tuple[Tensor, None]:
         return _scatter_sum(gradient_NF, ctx.group), None
-
-
-@contextmanager
-def one_attention_kernel() -> Iterator[None]:
-    """Force the same attention kernel, and thereby the same dropout masks, in both passes of contrastive training.
-
-    torch rejects cuDNN's kernel if a mask needs a gradient (a learned bias on the scores), which is never the case in
-    the pass without gradients.
-    """
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def _check_features(features: Tensor, batch: dict[str, Tensor], head: ContrastHead) -> Tensor:

@@ -1,10 +1,10 @@
 """CPU replacements of the CUDA functions that megatron-core calls, for machines without a GPU.
 
 megatron-core names CUDA in hundreds of places, but uses only a few things: the current device, streams and events, the
-generator's state, `device="cuda"` in tensor factories, and type names. `install()` gives megatron-core's modules
-replacements of these for the CPU, and does nothing if CUDA is available. torch itself is unchanged except for three
-methods, because its compiler reads `torch.cuda` too. `install()` must run before megatron is imported;
-`parallel/__init__` does that, and no other module knows about it.
+generator's state, `device="cuda"` in tensor factories, and type names. `replace_cuda_functions()` replaces these in
+megatron-core's modules, and does nothing if CUDA is available. torch itself is unchanged except for three methods,
+because its compiler reads `torch.cuda` too. Call it before megatron is imported; `parallel/__init__` does that, and no
+other module knows about it.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 setattr(module, name, self._replaced[id(value)])
 
 
-def install() -> None:
+def replace_cuda_functions() -> None:
     """Install the CPU replacements of CUDA functions in megatron-core's modules, once, if CUDA is not available."""
     if torch.cuda.is_available() or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return

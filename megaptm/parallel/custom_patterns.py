@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from megaptm.errors import UserError
-from megaptm.layers.custom_pattern import fingerprint, load_pattern, pattern_words
+from megaptm.layers.custom_pattern import load_pattern, pattern_fingerprint, pattern_words
 from megaptm.parallel.background import run_on_all_ranks
 from megaptm.parallel.collectives import all_gather_object
 from megaptm.spec import ModelSpec
@@ -21,7 +21,7 @@ def refuse_other_patterns(spec: ModelSpec, lengths: Mapping[str, int]) -> None:
     own = sorted({(word, lengths[name]) for name, block in stacks for word in pattern_words(block)})
     if not own:
         return
-    fingerprints = run_on_all_ranks(lambda: [fingerprint(load_pattern(word), length) for word, length in own])
+    fingerprints = run_on_all_ranks(lambda: [pattern_fingerprint(load_pattern(word), length) for word, length in own])
     by_rank = all_gather_object(fingerprints)
     for rank, of_rank in enumerate(by_rank):
         for (word, _), fingerprint_here, fingerprint_of_0 in zip(own, of_rank, by_rank[0], strict=True):

@@ -54,8 +54,8 @@ class DocumentOffsetsHook(EngineHook):
         return added
 
     def _find_context_offsets(self, batch: MicroBatch) -> dict[str, Tensor | None]:
-        """Return the offsets of the queries of this context rank. Also of sequences that are one document, for which
-        kernels would need a mask of all pairs."""
+        """Return the document offsets of this context rank's queries. A sequence of a single document has offsets too,
+        because kernels would otherwise need a mask of all pairs."""
         added: dict[str, Tensor | None] = {}
         documents = {prefix: self._get_documents(batch, prefix) for prefix in self._prefixes}
         chunks = {prefix: self._context.chunks(ids.shape[1]) for prefix, ids in documents.items()}

@@ -125,7 +125,7 @@ class Engine:
                 return replace(result, is_skipped=True)
             not_finite = ", ".join(f"{name} {mean}" for name, mean in losses.items() if not math.isfinite(mean))
             named = f" ({not_finite})" if not_finite else ""
-            if self.spikes is not None and self.spikes.may_go_on():
+            if self.spikes is not None and self.spikes.count_not_finite_step():
                 description = f"loss {loss:.6g}{named}, gradient norm {norm:.6g}"
                 if self.spikes.action == "roll-back":
                     raise RollBackError(description)
@@ -223,7 +223,7 @@ class Engine:
         with ExitStack() as stack:
             known: dict[str, Tensor] = {}
             for hook in self.hooks:
-                known |= stack.enter_context(hook.passes(self.pipeline, microbatches, step=step))
+                known |= stack.enter_context(hook.wrap_passes(self.pipeline, microbatches, step=step))
             needs_pass = step is not None or known.keys() != self.losses.keys()
             reduced = (
                 self.pipeline.run(microbatches, reduce, step=step, backward=step is not None) if needs_pass else []
@@ -269,5 +269,6 @@ class Engine:
 
 
 def _on_device(values: Iterable[float]) -> Tensor:
-    """Create a tensor on the device from numbers of the host. A copy would wait for all kernels launched before it."""
+    """Create a tensor on the device from Python numbers. `torch.tensor` would copy from the host, and this copy would
+    wait for all launched kernels."""
     return torch.stack([torch.full((), value, dtype=torch.float64, device=rank_device()) for value in values])

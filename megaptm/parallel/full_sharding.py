@@ -1,5 +1,5 @@
-"""Full sharding: data ranks divide weights, gradients and optimizer state (ZeRO stage 3, arXiv:1910.02054, section 5;
-FSDP, arXiv:2304.11277).
+"""Full sharding: weights, gradients and optimizer state are sharded over data ranks (ZeRO stage 3, arXiv:1910.02054,
+section 5; FSDP, arXiv:2304.11277).
 
 A unit is a layer; all other parameters form one more unit, the root. Between uses a data rank keeps only its shard of a
 unit: float32 weights for the update rule, the same in the precision of the model, and a float32 gradient. The weights
@@ -7,8 +7,8 @@ of a layer are gathered before its forward pass and again before its backward pa
 freed after each. Its gradient is summed over data ranks after each backward pass. The root is gathered once a step, and
 its gradient summed once.
 
-Parameters and their `main_grad` are views of flat tensors whose memory is freed and allocated again, so modules need
-not know of it.
+Parameters and their `main_grad` are views of flat tensors. The memory of these is freed and allocated again, so modules
+need no change.
 """
 
 # P elements of the parameters of a unit, padded to a multiple of the data ranks; R those of one data rank
@@ -148,7 +148,7 @@ class FlatParameters:
             self._shard_R.copy_(self.master_R)
 
 
-class Unit:
+class ShardedUnit:
     """Parameters of a fully sharded model that are gathered and freed together."""
 
     def __init__(self, owners: Sequence[tuple[nn.Module, str]], group: dist.ProcessGroup) -> None:
@@ -168,9 +168,9 @@ class Unit:
 
 
 class FullyShardedStage(nn.Module):
-    """Pipeline stage of a fully sharded model, whose parameters data ranks divide. Such a model has one stage.
+    """Pipeline stage of a fully sharded model, the only stage. Its parameters are sharded over data ranks.
 
-    Has the attributes that megatron-core's schedules read of its `DistributedDataParallel`.
+    It has the attributes of `DistributedDataParallel` that megatron-core's schedules read.
     """
 
     def __init__(self, stage: Any) -> None:
@@ -207,7 +207,7 @@ class FullySharded:
         """
         group = replica_group()
         stacks = [module for module in model.modules() if isinstance(module, BaseStack)]
-        layers = [stack[str(number)] for stack in stacks for number in stack.numbers]
+        layers = [stack[str(number)] for stack in stacks for number in stack.layer_numbers]
         owners = [_trained_parameters(layer) for layer in layers]
         self._check_unshared(model)
         holding = Counter(module for layer in owners for module in {id(owner[0]) for owner in layer})
@@ -215,14 +215,14 @@ class FullySharded:
         owners = [[owner for owner in layer if id(owner[0]) not in shared] for layer in owners]
         taken = {id(owner[0]) for layer in owners for owner in layer}
         root = [owner for owner in _trained_parameters(model) if id(owner[0]) not in taken]
-        self.root = Unit(root, group)
-        self._by_layer = [Unit(layer, group) for layer in owners]
+        self.root = ShardedUnit(root, group)
+        self._by_layer = [ShardedUnit(layer, group) for layer in owners]
         _allocate_frozen(model)
         for number, (layer, unit) in enumerate(zip(layers, self._by_layer, strict=True)):
             self._attach_hooks(layer, number, unit)
         for parameter in self.parameters():
             parameter.register_post_accumulate_grad_hook(_add_to_main_grad)
-        self._pending: list[Unit] = []
+        self._pending: list[ShardedUnit] = []
 
     @staticmethod
     def _check_unshared(model: Model) -> None:
@@ -234,16 +234,16 @@ class FullySharded:
             )
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[ShardedUnit]:
         return [self.root, *self._by_layer]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters that data ranks divide."""
+        """Yield the parameters that are sharded over data ranks."""
         for unit in self.units:
             for flat in unit.flat:
                 yield from flat.parameters
 
-    def _attach_hooks(self, layer: nn.Module, number: int, unit: Unit) -> None:
+    def _attach_hooks(self, layer: nn.Module, number: int, unit: ShardedUnit) -> None:
         """Attach hooks to a layer that gather the weights of its unit and free them."""
 
         def before_forward(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -266,12 +266,12 @@ class FullySharded:
         if 0 <= number < len(self._by_layer):
             self._by_layer[number].each(FlatParameters.start_gather)
 
-    def _before_backward(self, number: int, unit: Unit) -> None:
+    def _before_backward(self, number: int, unit: ShardedUnit) -> None:
         unit.each(FlatParameters.gather)
         unit.each(FlatParameters.open_gradient)
         self._prefetch_layer(number - 1)
 
-    def _after_backward(self, unit: Unit) -> None:
+    def _after_backward(self, unit: ShardedUnit) -> None:
         unit.each(FlatParameters.release)
         if unit.has_gradient:
             for waiting in self._pending:
@@ -329,7 +329,7 @@ def own_range(parameter: Tensor) -> OwnRange:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    """Whether a parameter is fully sharded, so that data ranks divide it."""
+    """Whether a parameter is sharded over data ranks."""
     return hasattr(parameter, "own_range")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EngineHook:
-    """Base class of engine hooks, whose methods change nothing. A hook overrides those that it needs.
+    """Base class of engine hooks. Its methods do nothing; a hook overrides the ones that it needs.
 
     The engine calls every method on all ranks at the same point of the program.
     """
@@ -50,7 +50,7 @@ class EngineHook:
         return None
 
     @contextmanager
-    def passes(
+    def wrap_passes(
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
         """Wrap the forward and backward passes of a step. `step` is None in an evaluation.

@@ -62,11 +62,14 @@ def checkpoint_initializer(reader: TensorReader, spec: ModelSpec) -> Initializer
 
 
 def _find_source(name: str, available: Collection[str]) -> str | None:
-    """Return the parameter of another model from which a parameter starts, or None: the initial value is random.
+    """Return the name of the other model's parameter from which a parameter starts. None: the initial value is random.
 
-    It has the same name, except that a stack may start from the only stack of the other model, cross-attention from
-    self-attention, and a head or token table that the other model lacks from the one that it has. Cross-attention may
-    start from joint projections of queries, keys and values (`attention.qkv`), of which it takes a part.
+    The name is usually the same. If the other model lacks it, it may be:
+
+    - for a stack: the name in the other model's only stack;
+    - for cross-attention: self-attention, also a part of joint projections of queries, keys and values
+      (`attention.qkv`);
+    - for a head or token table: the other model's head or token table.
     """
     return next((candidate for candidate in _candidates(name, available) if candidate in available), None)
 

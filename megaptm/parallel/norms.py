@@ -21,7 +21,7 @@ KINDS = ("gradient_norm", "weight_norm", "update_norm")
 
 
 class NormsHook(EngineHook):
-    """Hook that measures norms every so many steps, with a copy of the float32 weights and one collective."""
+    """Hook that measures norms at intervals of `every` steps, with a copy of the float32 weights and one collective."""
 
     def __init__(self, every: int) -> None:
         self.every = every

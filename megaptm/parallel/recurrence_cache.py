@@ -40,7 +40,7 @@ class RecurrenceHook(EngineHook):
         self._caches: list[dict[str, StackRecurrenceCache]] = [{} for _ in models]
 
     @contextmanager
-    def passes(
+    def wrap_passes(
         self, pipeline: Pipeline, microbatches: list[MicroBatch], *, step: int | None
     ) -> Iterator[Mapping[str, Tensor]]:
         self.current = self.evaluation if step is None else self.training

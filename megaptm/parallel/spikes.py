@@ -52,9 +52,8 @@ class Spikes:
                 return f"{name} {value:.6g}, {ratio} standard deviations above the mean {mean:.6g}"
         return None
 
-    def may_go_on(self) -> bool:
-        """Whether the run may go on without a step whose loss or gradient norm is not finite: such a step is a spike.
-        Counts it."""
+    def count_not_finite_step(self) -> bool:
+        """Count a step whose loss or gradient norm is not finite. Return whether the run may continue without it."""
         self._num_not_finite += 1
         may_skip = self.action == "skip-step" and self._num_not_finite <= MAX_NOT_FINITE
         self.skipped += may_skip
@@ -68,7 +67,7 @@ class Spikes:
             yield TensorPiece(NAME, tuple(data.shape), (0, 0), tuple(data.shape), data)
 
     def restore(self, reader: TensorReader) -> None:
-        """Restore the state of the search for spikes, if the checkpoint has it. Its window may have another length."""
+        """Restore the state from a checkpoint that has it, possibly with a window of another length."""
         if NAME in reader.names():
             values = reader.read(NAME)
             self.skipped = int(values[0, -1])

@@ -54,7 +54,7 @@ from megaptm.losses.token_costs import num_rows_projected
 from megaptm.models.model import Model
 from megaptm.parallel.groups import TENSOR_RANK_RNG
 
-# Axis of a weight that tensor ranks divide, by the `split` of its module.
+# Sharded axis of a weight, by the `split` of its module.
 AXIS = {"columns": 0, "rows": 1, "vocabulary": 0, "heads": 1, "shared": None, "none": None}
 
 
@@ -66,7 +66,7 @@ class Placement:
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     axis: int | None
-    """Axis of a parameter that tensor ranks divide; None if every rank holds the full parameter."""
+    """Axis along which a parameter is sharded over tensor ranks. None: every rank holds the full parameter."""
     matrices: int = 1
     """Number of matrices that are interleaved in a parameter, `interleave` rows of each in turn (`LinearShape`)."""
     interleave: int = 1
@@ -79,7 +79,7 @@ class Placement:
 
 
 class ColumnSplit(ColumnParallelLinear):
-    """Linear layer whose output features tensor ranks divide."""
+    """Column-parallel linear layer: its output features are sharded over tensor ranks."""
 
     def __init__(self, linear_layer: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
@@ -96,8 +96,8 @@ class ColumnSplit(ColumnParallelLinear):
 
 
 class RowSplit(RowParallelLinear):
-    """Linear layer whose input features tensor ranks divide; outputs are summed, or reduce-scattered along the
-    sequence."""
+    """Row-parallel linear layer: its input features are sharded over tensor ranks. Outputs are summed, or
+    reduce-scattered along the sequence."""
 
     def __init__(self, linear_layer: Linear, config: ModelParallelConfig) -> None:
         super().__init__(
@@ -133,8 +133,8 @@ class SharedLinear(nn.Linear):
 
 
 class VocabularySplitEmbedding(VocabParallelEmbedding):
-    """Embedding table whose rows tensor ranks divide. Like `EmbeddingLookup`, it adds its gradient to the engine's
-    buffer, because the token loss adds that of the same table there."""
+    """Embedding table with rows sharded over tensor ranks. Like `EmbeddingLookup`, it adds its gradient to the engine's
+    buffer, because the token loss adds its gradient of the same table there."""
 
     def __init__(self, embedding: Embedding, config: ModelParallelConfig) -> None:
         super().__init__(embedding.rows, embedding.width, init_method=nn.init.zeros_, config=config)

@@ -169,7 +169,7 @@ def _recompute_activations(model: Model, layout: Layout) -> None:
     for module in model.modules():
         if isinstance(module, Stack):
             module.save_rng_state = save_rng_state
-            for number in layout.recomputed(module.numbers):
+            for number in layout.recomputed(module.layer_numbers):
                 layer = cast(Layer, module[str(number)])
                 # Layers that save no activations are recomputed anyway.
                 if layout.recompute == "attention":

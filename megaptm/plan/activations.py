@@ -87,7 +87,8 @@ def _score_bytes(work: Workload, costs: LayerCosts, queries: str, keys: str, rec
         return rows * query_positions * size.heads * 4 / layout.tensor + added
     shared = (
         pairs * element
-        if (work.has_mask or costs.masked(work.lengths[queries])) and not work.spec.family.stacks[queries].score_bias
+        if (work.has_mask or costs.takes_mask(work.lengths[queries]))
+        and not work.spec.family.stacks[queries].score_bias
         else 0
     )
     # One float32 per query and head.

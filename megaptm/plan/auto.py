@@ -13,7 +13,7 @@ from megaptm.config.read import phase_configs
 from megaptm.errors import UserError, read_integer_variable
 from megaptm.plan.local_machine import find_local_machine
 from megaptm.plan.machine import Machine, load_machine
-from megaptm.plan.search import Candidate, Search, fastest_layout, search_layouts
+from megaptm.plan.search import Candidate, LayoutSearch, fastest_layout, search_layouts
 from megaptm.plan.show import format_layout, format_seconds
 from megaptm.plan.step import PARTS
 
@@ -28,12 +28,12 @@ def plan_layout(
     machine: Machine | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[UncheckedConfig, str]:
-    """Return a config whose layout `auto` is replaced by the fastest layout that fits, in each phase, and a line with
-    the reason for each.
+    """Replace the layout `auto` by the fastest layout that fits, in each phase. Return the config, and text with the
+    reasons.
 
-    The machine and the number of devices are those of the config's keys, or else `machine`, or this computer's GPUs;
-    under torchrun or srun there is a device for each process. `previous`: config of the run so far, whose layouts are
-    retained if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown
+    The config's keys give the machine and the number of devices. Without these keys they are `machine`, or this
+    computer's GPUs; under torchrun or srun each process has a device. `previous`: config of the run so far; its layouts
+    are retained if the number of devices is the same. Raises `UserError` for mistakes of the config, for an unknown
     machine, and if no layout fits.
     """
     config, values = written.load_without_plan(), written.values
@@ -83,7 +83,7 @@ def _with_layouts(written: UncheckedConfig, layout: Layout, later: Sequence[Mapp
     return written.with_override(f"phases={json.dumps(phases)}")
 
 
-def _describe_choice(chosen: Candidate, result: Search, config: Config, machine: Machine) -> str:
+def _describe_choice(chosen: Candidate, result: LayoutSearch, config: Config, machine: Machine) -> str:
     """Return one line: the layout that the planner chose, the fastest other one, and where that one loses time."""
     layout = chosen.layout
     needed, usable = chosen.bytes / GIB, machine.usable_bytes / GIB

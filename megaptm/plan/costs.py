@@ -86,7 +86,7 @@ class PassTimes:
 def _time_product(machine: Machine, work: Workload, rows: float, inputs: float, outputs: float) -> float:
     """Return the planned seconds of the matrix product [rows, inputs] @ [inputs, outputs]."""
     rate = machine.peak_flops(work.precision) * machine.efficiency.matmul
-    operations = 2 * rows * inputs * outputs / (rate * tiling(rows, outputs, machine.multiprocessors))
+    operations = 2 * rows * inputs * outputs / (rate * tile_efficiency(rows, outputs, machine.multiprocessors))
     traffic = work.element_bytes * (rows * inputs + inputs * outputs + rows * outputs) / machine.bandwidth
     return operations + traffic + machine.efficiency.kernel_microseconds * 1e-6
 
@@ -104,7 +104,7 @@ RMS_NORM_KERNELS = 8
 
 
 @lru_cache(maxsize=65536)
-def tiling(rows: float, columns: float, multiprocessors: int) -> float:
+def tile_efficiency(rows: float, columns: float, multiprocessors: int) -> float:
     """Return the share of the rate of a large product that a result of this shape leaves.
 
     All multiprocessors compute a tile each, then the next wave of tiles. The last wave and the tiles at the edges are
@@ -149,7 +149,7 @@ def time_stage(
                 total += _time_head(machine, work, head)
     return (
         total
-        if not work.features_pass
+        if not work.needs_features_pass
         else total + PassTimes(OperationTime(), OperationTime(), recompute=total.forward)
     )
 
@@ -215,7 +215,7 @@ def _attention_seconds(machine: Machine, work: Workload, costs: LayerCosts, quer
         drops = costs.block.attentions[0].dropout_rate(work.spec.dropout) > 0
         return _time_materialized(machine, work, pairs, size.key_width, drops=drops)
     query_positions = work.lengths[queries]
-    is_unmasked = not (work.has_mask or costs.masked(query_positions) or costs.computes_only_tiles(query_positions))
+    is_unmasked = not (work.has_mask or costs.takes_mask(query_positions) or costs.computes_only_tiles(query_positions))
     causal = costs.block.causal and queries == keys and is_unmasked
     operations = 4 * pairs * size.key_width * (0.5 if causal else 1.0)
     rate = machine.peak_flops(work.precision) * machine.efficiency.attention

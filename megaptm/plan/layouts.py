@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaptm.config import UncheckedConfig, load
+from megaptm.config import UncheckedConfig, load_config
 from megaptm.families import CATALOGUE
 from megaptm.plan.machine import FOLDER, load_machine
 from megaptm.plan.plan import Plan, make_plan, make_plans
@@ -18,9 +18,9 @@ def _shipped_plans() -> Iterator[tuple[str, Plan]]:
     machine = load_machine(MACHINE)
     for family in CATALOGUE:
         paths = [path for path in (FOLDER.parent / family).glob("*.yaml") if path.stem != "tiny"]
-        for path in sorted(paths, key=lambda path: (make_plan(load(path), machine).parameters, path.stem)):
+        for path in sorted(paths, key=lambda path: (make_plan(load_config(path), machine).parameters, path.stem)):
             for devices in UncheckedConfig.read(path).offered_devices:
-                plans = make_plans(load(path, [f"devices={devices}"]), machine)
+                plans = make_plans(load_config(path, [f"devices={devices}"]), machine)
                 for plan in plans:
                     yield f"{family}/{path.stem}{f', {plan.steps_title}' if len(plans) > 1 else ''}", plan
 

@@ -69,7 +69,7 @@ def _rank_memory(work: Workload, number: int, stage: CountedStage) -> Memory:
     workspace = max(0.0, workspace - logits)
     saved = activations.stage_bytes(work, number, chunks)
     comparison = activations.comparison_bytes(work) if any(chunk.last for chunk in chunks) else 0.0
-    if work.features_pass:  # between the two passes nothing else is allocated
+    if work.needs_features_pass:  # between the two passes nothing else is allocated
         comparison = max(0.0, comparison - saved - logits - workspace - buffers)
     return Memory(
         weights=weights,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from megaptm.config import Config, OptimizerConfig, resolve_model
-from megaptm.config.own_optimizer import STEP, load_own_rule
+from megaptm.config.custom_optimizer import STEP, load_custom_rule
 from megaptm.layers.costs import LinearShape
 from megaptm.layers.layer_costs import linears_outside_layers, memory_width, own_sublayers, pretraining_table
 from megaptm.models.chunk import ModelChunk, model_chunks
@@ -51,8 +51,8 @@ def count_state(
         return StateSize(size.elements + trained, size.factors)
     if optimizer is None or optimizer.name in ("adamw", "stable-adamw", "lamb"):
         return StateSize(2 * trained)
-    if optimizer.is_own:
-        return StateSize(len({*load_own_rule(optimizer.name).state_tensors} - {STEP}) * trained)
+    if optimizer.is_custom:
+        return StateSize(len({*load_custom_rule(optimizer.name).state_tensors} - {STEP}) * trained)
     if optimizer.name == "adagrad":
         return StateSize(trained)
     if optimizer.name == "muon":  # one momentum for the matrices of layers, two moments for the rest

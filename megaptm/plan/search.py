@@ -38,7 +38,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Search:
+class LayoutSearch:
     """Result of a search of layouts."""
 
     fitting: list[Candidate]
@@ -49,7 +49,7 @@ class Search:
     """Number of layouts rejected, by reason."""
 
 
-def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
+def search_layouts(config: Config, machine: Machine, devices: int) -> LayoutSearch:
     """Return all layouts of `config`, which is valid, on exactly `devices` devices."""
     fitting: list[Candidate] = []
     too_large: list[Candidate] = []
@@ -72,10 +72,10 @@ def search_layouts(config: Config, machine: Machine, devices: int) -> Search:
         (fitting if candidate.bytes <= MAX_MEMORY_SHARE * machine.usable_bytes else too_large).append(candidate)
     fitting.sort(key=lambda entry: entry.step.seconds)
     too_large.sort(key=lambda entry: entry.bytes)
-    return Search(fitting, too_large, refused)
+    return LayoutSearch(fitting, too_large, refused)
 
 
-def fastest_layout(result: Search, config: Config, machine: Machine, devices: int) -> Candidate:
+def fastest_layout(result: LayoutSearch, config: Config, machine: Machine, devices: int) -> Candidate:
     """Return the fastest layout of a search that fits. If no layout fits, raise UserError with the one that needs the
     least memory."""
     if result.fitting:
@@ -141,8 +141,8 @@ def _list_layouts(config: Config, machine: Machine, devices: int) -> Iterator[La
 
 
 def _virtual_stage_counts(layers: int, pipeline: int) -> list[int]:
-    """Return the numbers of virtual stages to try: those that divide the layers of a stack, or else the smallest one
-    for each size of the largest chunk."""
+    """Return the numbers of virtual stages to try. If the pipeline divides the layers, they are the divisors of a
+    stage's layers. Otherwise, for each size of the largest chunk, the smallest number that gives it."""
     if pipeline == 1:
         return [1]
     share = layers // pipeline

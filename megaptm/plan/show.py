@@ -12,7 +12,7 @@ from megaptm.console import Console
 from megaptm.plan.checkpoint_cost import CheckpointCost
 from megaptm.plan.dry_run_report import DryRunReport
 from megaptm.plan.plan import Plan
-from megaptm.plan.search import Candidate, Search
+from megaptm.plan.search import Candidate, LayoutSearch
 from megaptm.plan.step import PARTS
 
 GIB = 2**30
@@ -194,7 +194,7 @@ def _saving_note(saving: CheckpointCost) -> str:
     )
 
 
-def show_search(result: Search, console: Console, *, usable: float) -> None:
+def show_search(result: LayoutSearch, console: Console, *, usable: float) -> None:
     """Print the result of a search: the fastest layouts that fit, the smallest faster ones that do not fit, and reasons
     of rejections."""
     num_legal = len(result.fitting) + len(result.too_large)

@@ -135,7 +135,7 @@ def expected_maximum(number: int) -> float:
 def recomputed_flops(work: Workload) -> float:
     """Return the FLOPs of a step that are computed twice: forward pass of the layers or of attention, and the whole
     forward pass before a features pass."""
-    features = work.flops / 3 if work.features_pass else 0.0  # a forward pass is a third of a step
+    features = work.flops / 3 if work.needs_features_pass else 0.0  # a forward pass is a third of a step
     recomputes = any(not block.residual.saves_activations for block in work.spec.family.stacks.values())
     if work.recompute == "none" and not recomputes:
         return features
@@ -206,7 +206,7 @@ def _data_seconds(machine: Machine, work: Workload, stage: CountedStage, passes:
     rounds = 1 + layout.pipeline * (layout.virtual - 1) / layout.virtual
     if software.gradient_overlap:
         # Overlaps with backward passes; the features pass has no gradients.
-        features = passes.forward.total if work.features_pass else 0.0
+        features = passes.forward.total if work.needs_features_pass else 0.0
         before = _exposed_seconds(
             before, rounds * (passes.backward.total + passes.recompute.total - features), slowdown
         )

@@ -110,7 +110,7 @@ class Workload:
         return self.layout.tensor if self.layout.sequence_parallel else 1
 
     @property
-    def features_pass(self) -> bool:
+    def needs_features_pass(self) -> bool:
         """Whether contrastive losses of the workload need one more forward pass of all samples (`parallel.contrast`):
         if a data rank has several micro-batches."""
         return bool(self.contrastive_heads) and self.microbatches > 1

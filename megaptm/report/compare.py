@@ -152,17 +152,17 @@ def _plot_runs(histories: Mapping[str, History]) -> Figure:
 
 def comparison_page(histories: Mapping[str, History]) -> Iterator[str]:
     """Yield the parts of the page that compares runs."""
-    from megaptm.html import escape, table
+    from megaptm.html import escape, html_table
     from megaptm.report.page import figure_as_svg
 
     yield f"<h1>{escape(', '.join(histories))}</h1><h2>Results</h2>"
     titles, *rows = result_rows(histories)
-    yield table(titles, rows)
+    yield html_table(titles, rows)
     yield f"<h2>Curves</h2>{figure_as_svg(lambda: _plot_runs(histories), key='comparison')}"
     yield "<h2>Differences of the configs</h2>"
     differences = config_differences([history.config for history in histories.values()])
     if differences:
         rows = [[key, *values] for key, values in differences.items()]
-        yield table(["key", *histories], rows, is_text=True, breaks_words=True)
+        yield html_table(["key", *histories], rows, is_text=True, breaks_words=True)
     else:
         yield "<p>None.</p>"

@@ -50,7 +50,7 @@ class RateRange:
     smoothed: Sequence[float]
 
     @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]]) -> RateRange:
+    def from_records(cls, records: Sequence[Mapping[str, Any]]) -> RateRange:
         """Return the range of the metrics of a run. Raise `UserError` if they have too few steps."""
         rates, losses = (metric_curve(records, name) for name in (RATE, LOSS))
         smoothed = smooth(loss for _, loss in losses)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from megaptm.config import config_to_yaml, load_run_config, resolve_spec
 from megaptm.errors import UserError
-from megaptm.html import bars, full_page, table, tiles
+from megaptm.html import full_page, html_bars, html_table, html_tiles
 from megaptm.plan.memory import estimate_memory, fullest_stage
 from megaptm.plan.workload import make_workload
 from megaptm.report.compare import config_differences
@@ -41,16 +41,17 @@ def run_page(history: History, samples: Sequence[tuple[str, Text]], no_samples: 
     """Yield the parts of a run's page. `samples`: titles and texts of samples; `no_samples`: why there are none."""
     yield f"<h1>{escape(history.name)}</h1><p class=faint>{escape(f'{history.title}; {history.progress}')}</p>"
     yield f"<p class=faint>{escape(history.origin)}</p>" if history.origin else ""
-    yield tiles(_key_figures(history))
+    yield html_tiles(_key_figures(history))
     yield "<h2>Curves</h2>"
     yield figure_as_svg(history.plot, key=history.name)
     if history.marks:
         rows = ([f"{mark.step:,}", mark.kind, mark.text] for mark in history.marks)
-        yield f"<details open><summary>Marks</summary>{table(('step', 'kind', 'what'), rows, is_text=True)}</details>"
+        marks = html_table(("step", "kind", "what"), rows, is_text=True)
+        yield f"<details open><summary>Marks</summary>{marks}</details>"
     yield from _time_parts(history)
     yield from _memory_parts(history)
     yield "<h2>Samples</h2>"
-    yield from (f"<p class=faint>{escape(title)}</p><pre>{marked(text)}</pre>" for title, text in samples)
+    yield from (f"<p class=faint>{escape(title)}</p><pre>{text_to_html(text)}</pre>" for title, text in samples)
     yield f"<p>{escape(no_samples)}</p>" if no_samples else ""
     yield from _config_parts(history)
 
@@ -81,7 +82,7 @@ def figure_as_svg(figure: Callable[[], Figure], *, key: str) -> str:
     return f"<div class=wide>{text[text.index('<svg') :]}</div>"
 
 
-def marked(text: Text) -> str:
+def text_to_html(text: Text) -> str:
     """Return a text as HTML with its styled parts marked."""
     pieces, end = [], 0
     for span in sorted(text.spans, key=lambda span: span.start):
@@ -96,7 +97,7 @@ def _time_parts(history: History) -> Iterator[str]:
     yield "<h2>Where time went</h2>"
     spent = {**total.parts, "unmeasured": max(0.0, total.unmeasured)}
     by_part = {f"{name.replace('_', ' ')}: {MEANINGS[name]}": seconds for name, seconds in spent.items() if seconds}
-    yield bars(by_part, form="{:,.1f} s", share_of=total.wall)
+    yield html_bars(by_part, form="{:,.1f} s", share_of=total.wall)
     yield f"<p>{total.wall:,.1f} s from the start of the first job to the end of the last.</p>"
     if not history.jobs:
         return
@@ -113,9 +114,9 @@ def _time_parts(history: History) -> Iterator[str]:
         ended = "running or killed" if job.exit is None else f"exit code {job.exit.get('code')}"
         reached = f"{min(steps):,} to {max(steps):,}" if steps else "none"
         rows.append([names[-1], begin, f"{own.wall:,.1f}", reached, ended])
-    yield table(("job", "begin (UTC)", "seconds", "recorded steps", "end"), rows)
-    yield f"<h3>Tokens per second, median</h3>{bars(speeds, form='{:,.0f}')}"
-    yield f"<h3>Effective time: productive share</h3>{bars(effective, form='{:.1%}', largest=1.0)}"
+    yield html_table(("job", "begin (UTC)", "seconds", "recorded steps", "end"), rows)
+    yield f"<h3>Tokens per second, median</h3>{html_bars(speeds, form='{:,.0f}')}"
+    yield f"<h3>Effective time: productive share</h3>{html_bars(effective, form='{:.1%}', largest=1.0)}"
 
 
 def _utc(seconds: float) -> str:
@@ -138,7 +139,7 @@ def _memory_parts(history: History) -> Iterator[str]:
         return
     parts = stages[fullest_stage(stages)].parts()
     yield "<p>Planned for a rank of the fullest stage:</p>"
-    yield bars({name: size / GIB for name, size in parts.items() if size}, form="{:,.3f} GiB")
+    yield html_bars({name: size / GIB for name, size in parts.items() if size}, form="{:,.3f} GiB")
 
 
 def _config_parts(history: History) -> Iterator[str]:
@@ -148,7 +149,7 @@ def _config_parts(history: History) -> Iterator[str]:
         try:
             differences = config_differences([load_run_config(Path(parent) / CONFIG), history.config])
             rows = ([key, *values] for key, values in differences.items())
-            yield table(("key", "there", "here"), rows, is_text=True, breaks_words=True)
+            yield html_table(("key", "there", "here"), rows, is_text=True, breaks_words=True)
         except (OSError, UserError) as error:
             yield f"<p>Its config cannot be read: {escape(str(error))}</p>"
     text = config_to_yaml(history.config)

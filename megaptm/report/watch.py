@@ -27,7 +27,7 @@ NUM_MARKS = 5
 def watch_run(run: Path, console: Console, *, seconds: float = 2.0) -> None:
     """Draw a run every `seconds` until its job ends or the user presses Ctrl-C. Without a terminal, draw it once."""
     start_time = time.monotonic()
-    frame = draw(run, console.width, height=console.height if console.is_terminal else None)
+    frame = render_run(run, console.width, height=console.height if console.is_terminal else None)
     if not console.is_terminal:
         console.print(frame)
         return
@@ -36,7 +36,7 @@ def watch_run(run: Path, console: Console, *, seconds: float = 2.0) -> None:
             pause = max(seconds, (time.monotonic() - start_time) / MAX_READING_SHARE)
             time.sleep(pause)
             start_time = time.monotonic()
-            live.update(draw(run, console.width, height=console.height), refresh=True)
+            live.update(render_run(run, console.width, height=console.height), refresh=True)
 
 
 def has_ended(run: Path) -> bool:
@@ -45,7 +45,7 @@ def has_ended(run: Path) -> bool:
     return kinds[-1:] == [ExitEvent.kind]
 
 
-def draw(run: Path, width: int, *, height: int | None = None) -> RenderableType:
+def render_run(run: Path, width: int, *, height: int | None = None) -> RenderableType:
     """Return the present state of a run: progress, speed, loss curves, and the last marks. `height`: of the terminal,
     which cuts off longer texts."""
     try:

@@ -122,7 +122,7 @@ class DataMovedEvent(Event, kind="data-moved"):
 
 
 class WeightsEvent(Event, kind="weights"):
-    """First step with other shares of tasks or weights of losses; records those that changed."""
+    """First step with changed shares of tasks or weights of losses. Has only the changed ones."""
 
     step: int
     shares: Mapping[str, float]

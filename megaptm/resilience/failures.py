@@ -95,9 +95,8 @@ class ProcessExit:
 
     @property
     def is_fault_of_machine(self) -> bool:
-        """Whether the process may succeed if it is started again: it was killed, its device or a peer failed, or it
-        reported a failure that is no mistake of the user. A traceback of the program is an error that a restart
-        repeats."""
+        """Whether a restart may help: the process was killed, its device or a peer failed, or it reported a failure
+        that is not a mistake of the user. After a traceback of the program a restart would fail again."""
         if self.code < 0:
             return True
         error = self.last_error

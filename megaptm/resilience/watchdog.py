@@ -121,7 +121,7 @@ class RankState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class WatchdogLimits:
     """Time limits of the watchdog for missing heartbeats and missing progress."""
 
     hang_seconds: float | None = None
@@ -221,7 +221,7 @@ class Watchdog:
     Time between calls of `check_progress` counts only up to a limit, because the machine may have been suspended.
     """
 
-    def __init__(self, folder: Path, ranks: Iterable[int], *, limits: Limits, is_rank: bool = False) -> None:
+    def __init__(self, folder: Path, ranks: Iterable[int], *, limits: WatchdogLimits, is_rank: bool = False) -> None:
         """Create the watchdog. Without `hang_seconds`, only a run that was asked to stop is ended. `is_rank`: the
         watchdog runs in a rank, which learns from the last heartbeat that another rank has ended."""
         self._is_rank = is_rank

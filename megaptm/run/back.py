@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from megaptm.checkpoint.committed import find_committed
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Config, load_run_config
 from megaptm.config.phases import phases_after
 from megaptm.config.read import UncheckedConfig
@@ -54,8 +54,8 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
     """Return a run to the checkpoint of a step, with the recipe that it was trained with. Return a message.
 
     Checkpoints of later steps are renamed. `skip`: batches of text that are skipped before the next step. `overrides`:
-    those with which the run continues there, and `change`: they may alter it. Raise `UserError`, and change nothing, if
-    there is no such checkpoint or the overrides are invalid.
+    overrides for the steps that follow; `change`: they may alter the recipe. If the checkpoint is missing or the
+    overrides are invalid, raise `UserError` before anything is written.
     """
     run = Path(absolute_path(str(run)))
     require_run(run)
@@ -75,7 +75,7 @@ def go_back(run: Path, step: int, *, skip: int = 0, overrides: Sequence[str] = (
     if (run / SCRIPT).exists():
         refuse_queued_run(run)
     with RunLock(run, file=LAUNCH_FILE), RunLock(run) as lock, Events(run, fence=lock.require_held) as events:
-        store, last = Store(run, fence=lock.is_held), last_saved_step(run)
+        store, last = CheckpointStore(run, fence=lock.is_held), last_saved_step(run)
         store.load(step)  # raises if it was removed in the meantime
         # The newest first: a command that is killed here leaves a run that continues from what is left.
         names = []

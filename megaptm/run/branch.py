@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from megaptm.checkpoint.committed import FOLDER, find_committed
 from megaptm.checkpoint.files import list_names, remove_tree, write_with_retries
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tags import PREFIX as TAG
 from megaptm.config import Layout, load_run_config
 from megaptm.config.on_resume import OnResume, resume_rule
@@ -197,11 +197,11 @@ def created_branch(branch: Branch | None, *, is_creator: bool = True) -> Iterato
 def saved_recipe(run: Path, step: int) -> dict[str, Any]:
     """Return the values of a config that continues a checkpoint with the recipe that it was trained with.
 
-    Keys that do not belong to the recipe (`OnResume.YES`) have the present values of the run. So has the layout, unless
-    the run has phases, and `train.steps`, unless the learning rate decays until `train.steps`. A checkpoint of an
-    import has no config, so its recipe is that of the run. Raise `UserError` for a damaged manifest.
+    These keys have the present values of the run: all keys outside the recipe (`OnResume.YES`), the layout if the run
+    has no phases, and `train.steps` if the learning rate does not decay until then. An imported checkpoint has no
+    config, so all keys have the values of the run. Raise `UserError` for a damaged manifest.
     """
-    if isinstance(checkpoint := Store(run).inspect(step, verify=False), str):
+    if isinstance(checkpoint := CheckpointStore(run).inspect(step, verify=False), str):
         raise UserError(f"{checkpoint}: name another step than {step}.")
     present = load_run_config(run / CONFIG).model_dump(mode="json")
     recipe = checkpoint.state.get("config")

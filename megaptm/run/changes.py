@@ -31,9 +31,8 @@ from megaptm.resilience.events import (
     last_saved_step,
     read_events,
 )
-from megaptm.run.compatibility import file_content_hash
 from megaptm.run.corpora import corpus_cache
-from megaptm.storage import Cache
+from megaptm.storage import RemoteFileCache, hash_regular_file
 
 ALLOWED = (
     f"Keys that may change without --change: {', '.join(keys_with_rule(OnResume.YES))}; `megaptm config keys` lists "
@@ -184,11 +183,11 @@ def find_moved(previous: Config, config: Config) -> dict[str, str]:
     if renamed := [label for label, path in old.items() if new.get(label, path) != path]:
         hashes = _string_entries(read_newest_state(Path(config.run)).get("files"))
         with suppress(OSError, UserError):  # an unreadable file is reported by other code
-            moved |= {old[label]: new[label] for label in renamed if file_content_hash(new[label]) == hashes.get(label)}
+            moved |= {old[label]: new[label] for label in renamed if hash_regular_file(new[label]) == hashes.get(label)}
     return moved
 
 
-def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: Cache) -> dict[str, str]:
+def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: RemoteFileCache) -> dict[str, str]:
     """Return the new path in `mix` of each corpus of the previous config that has another path there, by old path.
     Corpora are identified by id."""
     new = [path for path in mix if path not in previous.data.mix]
@@ -199,7 +198,7 @@ def find_moved_corpora(run: Path, previous: Config, mix: Iterable[str], cache: C
     return {path: new_paths[ids[path]] for path in previous.data.mix if path not in mix and ids.get(path) in new_paths}
 
 
-def _corpus_id(path: str, cache: Cache) -> str | None:
+def _corpus_id(path: str, cache: RemoteFileCache) -> str | None:
     with suppress(UserError):  # a corpus that cannot be opened is reported by other code
         return Corpus.open(path, cache).manifest.id
     return None
@@ -237,8 +236,8 @@ def replace_paths(config: Config, moved: Mapping[str, str]) -> Config:
 
 
 def recorded_changes(events: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """Return by step what happened to the run there: keys that were changed on resume, with both values; the run from
-    which this one branched; a return from later steps."""
+    """Return step -> description of the changes at that step: keys that were changed on resume, with both values; the
+    run from which this one branched; a return from later steps."""
     marks: dict[int, list[str]] = {}
     for event in events:
         text = ""

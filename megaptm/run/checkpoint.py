@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from megaptm.checkpoint.checkpoint import Checkpoint
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorReader
 from megaptm.config import Config, load_run_config, resolve_model
 from megaptm.errors import UserError
@@ -51,7 +51,7 @@ class RunCheckpoint:
     def mean_weights(self, number: int) -> Mapping[str, Tensor]:
         """Return the mean of the weights of this checkpoint and of the `number` - 1 before it, as in the evaluation of
         the Transformer."""
-        store = Store(self.run)
+        store = CheckpointStore(self.run)
         steps = [step for step in store.steps() if step <= self.step][:number]
         if len(steps) < number:
             raise UserError(
@@ -111,7 +111,7 @@ def open_checkpoint(run: str | Path, *, step: int | None = None, ema: bool = Fal
     means of the weights."""
     run = Path(run)
     require_run(run)
-    store = Store(run)
+    store = CheckpointStore(run)
     checkpoint = store.newest() if step is None else store.load(step)
     if checkpoint is None:
         raise UserError(f"{run} has no checkpoint yet: continue it with `megaptm train {run}`.")

@@ -10,7 +10,7 @@ from megaptm.checkpoint.committed import FOLDER, MANIFEST, find_committed
 from megaptm.checkpoint.files import hash_file
 from megaptm.checkpoint.manifest import REMEDY, IndexEntry, check_manifest, parse_index
 from megaptm.checkpoint.records import FileRecord
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.run.folder import CONFIG
@@ -44,7 +44,7 @@ def copy_checkpoint(run: Path, step: int, target: str) -> int:
     last, so that an interrupted copy is not a checkpoint. Repeating it only copies the missing files. Raise `UserError`
     if the checkpoint is damaged, or if the target has files of another run or of the user.
     """
-    if isinstance(checkpoint := Store(run).inspect(step), str):
+    if isinstance(checkpoint := CheckpointStore(run).inspect(step), str):
         raise UserError(f"{checkpoint}: copy another checkpoint than that of step {step}.")
     _refuse_other_run(run, target)
     tokenizer = run / "tokenizer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ from megaptm.errors import UserError
 from megaptm.objectives.compose import named_files
 from megaptm.run.held_out import entries_by_step
 from megaptm.spec import LayerlessSpec, ModelSpec
-from megaptm.storage import quote_value, regular_file
+from megaptm.storage import hash_regular_file, quote_value
 
 if TYPE_CHECKING:
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.config import Config
 
 
@@ -118,13 +117,7 @@ def refuse_earlier_phase(checkpoint: Checkpoint, config: Config) -> None:
 def objective_files(config: Config) -> dict[str, str]:
     """Return the hashes of files in task options (similar words, meanings, retrieved documents): `masked-lm.similar` ->
     sha256."""
-    return {name: file_content_hash(path) for name, path in named_files(config.objective).items()}
-
-
-def file_content_hash(path: str) -> str:
-    """Return the sha256 of a file that a run's config names."""
-    with regular_file(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {name: hash_regular_file(path) for name, path in named_files(config.objective).items()}
 
 
 def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str], *, may_change: bool = False) -> None:
@@ -138,7 +131,7 @@ def refuse_other_files(checkpoint: Checkpoint, files: Mapping[str, str], *, may_
             )
 
 
-def find_abandoned(store: Store, skip: Mapping[int, int]) -> dict[int, int]:
+def find_abandoned(store: CheckpointStore, skip: Mapping[int, int]) -> dict[int, int]:
     """Return the checkpoints whose training skipped other batches than `skip` requires: step of the checkpoint -> first
     differing key of `train.skip_batches`.
 

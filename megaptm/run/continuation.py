@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from megaptm.checkpoint.committed import newest_step, read_newest_state
 from megaptm.config import Config
-from megaptm.config.changes import accepts_changes, find_changes, is_data_change, with_past
+from megaptm.config.changes import accepts_changes, find_changes, is_data_change, with_trained_steps
 from megaptm.config.phases import phases_after
 from megaptm.config.read import enter_phase
 from megaptm.config.sections.data import CursorsConfig
@@ -31,7 +31,7 @@ def continue_config(previous: Config, config: Config, *, change: bool) -> Config
     previous, config = with_due_phases(previous, done), with_due_phases(config, done)
     previous = replace_paths(previous, find_moved(previous, config))
     accepts = accepts_changes(previous, config, change=change)
-    config = _with_spikes(previous, with_past(previous, config, done, accepts=accepts))
+    config = _with_spikes(previous, with_trained_steps(previous, config, done, accepts=accepts))
     if not accepts or done >= config.train.steps:
         return config
     changes = [each.key for each in find_changes(previous, config, done) if each.may_change]

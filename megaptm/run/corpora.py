@@ -26,9 +26,16 @@ from megaptm.objectives.composed import objective_tasks
 from megaptm.objectives.objective import refuse_missing_tokens
 from megaptm.run.build_command import build_command, specials_option
 from megaptm.spec import ModelSpec, TokenInput
-from megaptm.storage import Cache, RetryPolicy, default_cache_folder, exists, expand_home, is_remote, join_path
-from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.storage import (
+    RemoteFileCache,
+    RetryPolicy,
+    default_cache_folder,
+    exists,
+    expand_home,
+    is_remote,
+    join_path,
+)
+from megaptm.tokenizers import KINDS, SPECIALS, Tokenizer, load_tokenizer
 
 FREQUENCY_SORTED = "words"
 """Kind of tokenizer whose ids are sorted by frequency."""
@@ -199,12 +206,12 @@ def _check_special_tokens(config: Config, tokenizer: Tokenizer) -> None:
             refuse_missing_tokens(task.objective, tokenizer.special, remedy=f"{options}, as {family.name} has it")
 
 
-def corpus_cache(config: Config) -> Cache:
+def corpus_cache(config: Config) -> RemoteFileCache:
     """Return the local cache of a run's remote shards, with its size limit and the time for which requests are
     retried."""
     data = config.data
     folder = expand_home(data.cache_dir) if data.cache_dir else default_cache_folder()
-    return Cache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))
+    return RemoteFileCache(folder, data.max_cache_bytes, RetryPolicy(seconds=data.timeout_seconds))
 
 
 def corpus_vocabulary(config: Config) -> int | None:

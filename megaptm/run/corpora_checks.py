@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from megaptm.config import Config
 from megaptm.config.changes import find_changes, is_data_change
+from megaptm.config.custom_optimizer import load_custom_rule
 from megaptm.config.learning_rate import learning_rate_at
-from megaptm.config.own_optimizer import load_own_rule
 from megaptm.config.phases import phase_end
 from megaptm.config.read import phase_configs
 from megaptm.config.sections.data import CursorsConfig
@@ -46,15 +46,15 @@ def positioned_phases(config: Config) -> Iterator[Config]:
         cursors = present.data.cursors
         if any(is_data_change(each.key) for each in find_changes(present, phase, start)):
             sample = present.batch_schedule.first_sample(start)
-            read = RunCorpora(present).mix("train").read(sample)
+            read = RunCorpora(present).mix("train").samples_read(sample)
             cursors = CursorsConfig(step=start, sample=sample, read=read)
         present = phase.model_copy(update={"data": phase.data.model_copy(update={"cursors": cursors})})
         yield present
 
 
 def _check_phase(config: Config) -> Tokenizer:
-    if config.optimizer.is_own:
-        load_own_rule(config.optimizer.name)
+    if config.optimizer.is_custom:
+        load_custom_rule(config.optimizer.name)
     for step in (config.train.phase_start, config.train.steps - 1):
         learning_rate_at(config, step)  # after the warm-up it imports a schedule of the user
     corpora = RunCorpora(config)

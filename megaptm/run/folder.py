@@ -362,8 +362,8 @@ def _refuse_used_folder(config: Config) -> None:
     """Raise `UserError` if a folder has files, but is not the folder of a run.
 
     A run writes its journal of events before its other files. Without a journal, a committed checkpoint (a copy) or a
-    submitted job shows that the folder is that of a run. These may be in a new folder: hidden files, which network file
-    systems create, corpora and their cache, and a folder for checkpoints, such as a link to a larger disk.
+    submitted job shows that the folder belongs to a run. The folder of a new run may contain hidden files, which
+    network file systems create, corpora and their cache, and a folder for checkpoints, such as a link to a larger disk.
     """
     run = Path(config.run)
     if not run.is_dir() or any(os.path.lexists(run / name) for name in (EVENTS, SUBMITTED)):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class RunHook:
-    """Base class of the hooks by which an extension takes part in a run (`section.ExtensionSection.run_hook`). Its
-    methods change nothing. They get the config of the run."""
+    """Base class of the hooks that an extension adds to a run (`section.ExtensionSection.run_hook`). Its methods get
+    the config of the run and do nothing."""
 
     def with_absolute_paths(self, config: Config, previous: Callable[[], Config | None]) -> Config:
         """Run hook: return the config with the extension's paths absolute, and with the steps of other runs filled in.

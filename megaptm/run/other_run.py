@@ -13,8 +13,7 @@ from megaptm.run.folder import CONFIG
 from megaptm.run.saved_model import saved_config
 from megaptm.spec import ModelSpec
 from megaptm.storage import quote_value
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import UncheckedConfig
 from megaptm.errors import UserError
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
@@ -18,7 +18,7 @@ KEEP = "checkpoint.keep"
 
 
 @contextmanager
-def open_pruned(run: Path, overrides: Sequence[str] = ()) -> Iterator[Store]:
+def open_pruned(run: Path, overrides: Sequence[str] = ()) -> Iterator[CheckpointStore]:
     """Lock a run, and open its checkpoints with the rules of its config and the given overrides of them.
 
     Raise `UserError` if the newest checkpoint is damaged: the run then needs an earlier one.
@@ -30,7 +30,9 @@ def open_pruned(run: Path, overrides: Sequence[str] = ()) -> Iterator[Store]:
     keep = UncheckedConfig.read_run(run / CONFIG, overrides).load().checkpoint.keep
     held_out = HeldOutLoss()
     with RunLock(run, file=LAUNCH_FILE), RunLock(run) as lock:
-        store = Store(run, keep.last, fence=lock.is_held, retained=lambda steps: held_out.retained_steps(steps, keep))
+        store = CheckpointStore(
+            run, keep.last, fence=lock.is_held, retained=lambda steps: held_out.retained_steps(steps, keep)
+        )
         for newest in store.steps()[:1]:
             if isinstance(checkpoint := store.inspect(newest), str):
                 raise UserError(

@@ -86,7 +86,7 @@ class EffectiveTime:
         return cls(jobs[0].launch_time if jobs else now(), time_spent(jobs).productive)
 
     def share(self, seconds: float) -> float:
-        """Return the productive share of the time since the first launch. `seconds`: productive ones of this job."""
+        """Return the productive share of the time since the first launch. `seconds`: productive time of this job."""
         return (self.productive + seconds) / max(now() - self.launch_time, self.productive + seconds, 1e-9)
 
 

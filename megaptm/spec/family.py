@@ -158,7 +158,9 @@ class Family:
     def prefixes(self) -> dict[str, str]:
         """Return the prefix of the batch fields that each stack of the family reads."""
         own = {name: f"{name}_" if index else "" for index, name in enumerate(self.stacks)}
-        return {name: own[self.source(name)] if name in self.sampled else prefix for name, prefix in own.items()}
+        return {
+            name: own[self.sampling_stack(name)] if name in self.sampled else prefix for name, prefix in own.items()
+        }
 
     @property
     def own_tables(self) -> frozenset[str]:
@@ -176,7 +178,7 @@ class Family:
         the same fields share tables, unless they have their own."""
         return {name: f"{name}_" if name in self.own_tables else prefix for name, prefix in self.prefixes.items()}
 
-    def source(self, stack: str) -> str:
+    def sampling_stack(self, stack: str) -> str:
         """Return the stack of the family whose head samples the input of this stack."""
         read = self.reads[self.sampled[stack].head]
         return HeadInput.parse(read if isinstance(read, str) else read[0]).stack
@@ -251,7 +253,7 @@ class Family:
     def sampling_only_stacks(self) -> frozenset[str]:
         """Return the stacks of the family that only sample the input of other stacks. Published parameter counts
         exclude them."""
-        return frozenset(map(self.source, self.sampled))
+        return frozenset(map(self.sampling_stack, self.sampled))
 
     @property
     def first_block(self) -> Block:

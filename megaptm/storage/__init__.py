@@ -5,17 +5,18 @@ from megaptm.storage.atomic_file import (
     AtomicFile,
     created_paths,
     is_unfinished_file,
-    sync,
+    sync_to_disk,
     write_atomically,
     write_session,
 )
-from megaptm.storage.cache import Cache, default_cache_folder
+from megaptm.storage.cache import RemoteFileCache, default_cache_folder
 from megaptm.storage.files import (
     download,
     exists,
     expand_home,
     file_sha256,
     file_size,
+    hash_regular_file,
     is_remote,
     join_path,
     list_files,

@@ -57,9 +57,9 @@ class AtomicFile:
         try:
             for path in _walk_inner_first(self.part):
                 _apply_umask(path)
-                sync(path)
+                sync_to_disk(path)
             self.part.replace(self.path)
-            sync(self.path.parent)
+            sync_to_disk(self.path.parent)
             if (paths := _created.get()) is not None:
                 paths.append(self.path)
         finally:
@@ -94,7 +94,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         raise
 
 
-def sync(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Sync a file, or the entries of a folder, to disk. A renamed file is durable only after its folder is synced."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

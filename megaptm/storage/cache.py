@@ -23,11 +23,11 @@ MAX_DOWNLOADS = 3
 """Maximum number of downloads of a remote file whose hash is wrong."""
 QUARANTINE = "quarantine"
 MIRROR = re.compile(r".*-[0-9a-f]{16}")
-"""Pattern of names of folders with copies of a corpus: its name, and the start of its id. The folder of the cache may
-have other ones, such as local corpora, whose files are never removed."""
+"""Pattern of names of folders with copies of a corpus: its name, and the start of its id. The cache never removes files
+from other folders, such as local corpora."""
 ABANDONED_NS = 3600 * 10**9
-"""Age of an unfinished file after which no process writes to it, relative to the newest file of the cache, or to now if
-that file is from a clock that is ahead."""
+"""Age after which an unfinished file counts as abandoned, relative to the newest file of the cache or to now, whichever
+is earlier, because the clock of another machine may be ahead."""
 
 
 def default_cache_folder() -> Path:
@@ -44,7 +44,7 @@ def default_cache_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Cache:
+class RemoteFileCache:
     """Cache of remote files: a local folder of copies, from which the least recently used are removed.
 
     A process that has an evicted file open can still read it. Its space is freed when it is closed.

@@ -76,6 +76,12 @@ def regular_file(name: str | os.PathLike[str]) -> Path:
     return path
 
 
+def hash_regular_file(name: str | os.PathLike[str]) -> str:
+    """Return the sha256 of a regular file named by a config or user. Raises `OSError` like `regular_file`."""
+    with regular_file(name).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def writable_path(name: str | os.PathLike[str], option: str) -> Path:
     """Return the path of a file or folder to be written; raise `UserError` with the option before any computation if
     that is not possible. Nothing is created."""
@@ -170,7 +176,7 @@ def upload(path: Path, target: str, *, sha256: str | None = None, retry: RetryPo
 
 
 def file_sha256(location: str, retry: RetryPolicy = RETRY) -> str:
-    """Return the sha256 of a local file."""
+    """Return the sha256 of a local or remote file."""
     remote = RemoteFile(location, retry)
     chunks = remote.chunks(remote.size()) if is_remote(location) else _local_chunks(_existing_file(location))
     digest = hashlib.sha256()

@@ -2,7 +2,7 @@
 
 from megaptm.tokenizers.kinds import KINDS
 from megaptm.tokenizers.special_sets import SPECIALS
-from megaptm.tokenizers.tokenizer import Tokenizer, find_first_tokens, load
+from megaptm.tokenizers.tokenizer import Tokenizer, find_first_tokens, load_tokenizer
 from megaptm.tokenizers.training import check_tokenizer_options, train_tokenizer_on_texts
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "Tokenizer",
     "check_tokenizer_options",
     "find_first_tokens",
-    "load",
+    "load_tokenizer",
     "train_tokenizer_on_texts",
 ]

@@ -89,8 +89,8 @@ class Tokenizer:
     def fingerprint(self) -> str:
         """Return the fingerprint of the tokenizer: the sha256 of tokenizer.json, independent of its formatting.
 
-        An export that changed the post-processor keeps the fingerprint of the corpora's tokenizer. So does a tokenizer
-        whose `Precompiled` part was replaced by parts with SentencePiece's result.
+        Two changes do not alter it: another post-processor, made by an export, and parts with SentencePiece's result in
+        place of a `Precompiled` part.
         """
         content = {**self.content, "normalizer": collapse_precompiled(self.content.get("normalizer"))}
         if TRAINED_LAYOUT in self.config:
@@ -206,7 +206,7 @@ class Tokenizer:
         return repr(self.decode([id_])) if self.kind == "byte-bpe" else self.name(id_)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Save the tokenizer to a folder that `load` and `transformers.AutoTokenizer.from_pretrained` read."""
+        """Save the tokenizer to a folder that `load_tokenizer` and `AutoTokenizer.from_pretrained` read."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for name, value in ((TOKENIZER_FILE, self.content), (CONFIG_FILE, self.config)):
@@ -226,7 +226,7 @@ def find_first_tokens(ends: np.ndarray, part_starts: np.ndarray) -> np.ndarray:
     return starts[np.diff(starts, prepend=-1) > 0]
 
 
-def load(path: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Load the tokenizer in a folder or a bare tokenizer.json; raise `UserError` if there is none or it is invalid."""
     file, content, config = read_tokenizer_files(path)
     try:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from megaptm.errors import UserError, nearest_name_advice
-from megaptm.tokenizers.kinds import KINDS, Kind, VocabularyRequest
+from megaptm.tokenizers.kinds import KINDS, TokenizerKind, VocabularyRequest
 from megaptm.tokenizers.special import CONFIG_KEYS
 from megaptm.tokenizers.special_sets import SPECIALS, SpecialSet
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, Tokenizer
@@ -79,7 +79,7 @@ def check_tokenizer_options(
         raise UserError(f"sentinels must be 0 or more, not {sentinels}.")
 
 
-def _with_specials(library: Any, special_set: SpecialSet, kind: Kind, request: VocabularyRequest) -> Tokenizer:
+def _with_specials(library: Any, special_set: SpecialSet, kind: TokenizerKind, request: VocabularyRequest) -> Tokenizer:
     """Return a `Tokenizer` from a trained tokenizer of the library, with special tokens and post-processor."""
     from tokenizers import AddedToken
 

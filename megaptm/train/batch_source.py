@@ -27,13 +27,13 @@ class Samples(Protocol):
         """Return the ids of the run's corpora: name -> id of the manifest."""
 
     @property
-    def batch(self) -> BatchSpec:
+    def batch_spec(self) -> BatchSpec:
         """Return the specification of the batch fields that every sample has."""
 
     def cursors(self, number: int) -> Mapping[str, int]:
         """Return the number of samples of each source before sample `number`."""
 
-    def read(self, number: int) -> Mapping[str, tuple[int, int]]:
+    def samples_read(self, number: int) -> Mapping[str, tuple[int, int]]:
         """Return how many samples of each source come before sample `number`, and how many an epoch has. The keys do
         not depend on the paths of the corpora. Empty if a run cannot continue with other data."""
 
@@ -50,7 +50,7 @@ class StepSource(Protocol):
     def train(self) -> Samples:
         """Return the training samples of the run."""
 
-    def count(self) -> None:
+    def count_text(self) -> None:
         """Count what training needs to know of the full text before the first step. This may take hours, so it runs
         after the checkpoint was compared with the text. All ranks call it together."""
 
@@ -88,7 +88,7 @@ class BatchSource:
     def reads(self) -> bool:
         return self.ranks.tensor == 0
 
-    def count(self) -> None:
+    def count_text(self) -> None:
         """Do nothing: samples of these corpora are known by their index."""
 
     def steps(self, start: int) -> Iterator[list[MicroBatch] | None]:

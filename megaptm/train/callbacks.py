@@ -72,7 +72,7 @@ class Callback:
         """Handle a validation: the mean of each loss, `loss`, their weighted sum, and `SET/loss` of validation sets."""
 
     def on_checkpoint(self, run: RunState, step: int, seconds: float) -> None:
-        """Handle the commit of a checkpoint: that of `step` took `seconds`. Training may have gone on to `run.step`."""
+        """Handle the commit of the checkpoint of `step`, after `seconds`. Training may already be at `run.step`."""
 
     def on_stop(self, run: RunState, code: int) -> None:
         """Handle the end of a job: exit code 0 if the run is complete, 75 if it will be continued, another after an

@@ -16,7 +16,7 @@ from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.committed import FOLDER
 from megaptm.checkpoint.files import NotSavedError
 from megaptm.checkpoint.host_staging import HostStaging
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Config
 from megaptm.errors import UserError
 from megaptm.parallel.background import Background, run_on_all_ranks
@@ -89,7 +89,7 @@ class Checkpointer:
         self.extensions = [(hook, hook.state(config)) for hook in run_hooks(config)]
         """Hooks of extensions, whose state checkpoints contain."""
         self.files: dict[str, str] = broadcast_object(objective_files(config) if lock else {})
-        self.store = Store(
+        self.store = CheckpointStore(
             run,
             keep=config.checkpoint.keep.last,
             fence=lock.is_held if lock else None,
@@ -107,7 +107,7 @@ class Checkpointer:
         """Whether there was a checkpoint to restore; the checkpoint of an imported model has step 0."""
         self.held_out = HeldOutLoss(held_out_recipes(config))
         """Validation losses of the run, which checkpoints contain; the training loop updates them."""
-        self.token_count = TokenCount.of(source.train.batch, config, spec)
+        self.token_count = TokenCount.from_batch(source.train.batch_spec, config, spec)
         nodes = all_gather_object(rank_env.local_rank).count(0)
         self.timer = SaveTimer(config.checkpoint, nodes) if lock else None
         """Times of checkpoints by `checkpoint.every`, only on rank 0."""
@@ -145,7 +145,7 @@ class Checkpointer:
             self.early_stop.restore(read_checkpoint_state(checkpoint, EARLY_STOP))
             self.callback_state = read_checkpoint_state(checkpoint, CALLBACKS)
             self.token_count.restore(checkpoint.step, checkpoint.state.get(TOKENS))
-        self.source.count()
+        self.source.count_text()
         if checkpoint is not None:
             run_on_all_ranks(lambda: self.engine.restore(checkpoint.reader, step=checkpoint.step))
         else:
@@ -205,7 +205,7 @@ class Checkpointer:
         due = [copies for copies in self.copies if copies.is_due(self.step, step)]
         self._earlier_step, self.step = self.step, step
         start_time = time.monotonic()
-        pieces = list(self.engine.pieces()) if wait else self._copies.take(self.engine.pieces())
+        pieces = list(self.engine.pieces()) if wait else self._copies.copy_pieces(self.engine.pieces())
         self._background.begin(
             lambda: self.store.prepare(step) if self.events else None,
             partial(self.store.write, step, self.rank_env.rank, pieces),
@@ -290,7 +290,7 @@ class Checkpointer:
             "samples": samples,
             TOKENS: self.token_count.before(step),
             "cursors": dict(self.source.train.cursors(samples)),
-            "read": dict(self.source.train.read(samples)),
+            "read": dict(self.source.train.samples_read(samples)),
             "corpora": dict(self.source.train.corpora),
             "files": self.files,
             HELD_OUT: asdict(self.held_out),
@@ -301,7 +301,7 @@ class Checkpointer:
         }
 
 
-def newest_checkpoint(store: Store, rank_env: RankEnvironment) -> Checkpoint | None:
+def newest_checkpoint(store: CheckpointStore, rank_env: RankEnvironment) -> Checkpoint | None:
     """Return the newest undamaged checkpoint of a run; None if the run has saved no checkpoint. Each rank verifies its
     share of the files.
 

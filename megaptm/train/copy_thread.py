@@ -35,8 +35,8 @@ class CopyThread:
         - `name`: name of the copies in warnings.
         - `copy`: function that copies the checkpoint of a step. Any exception is logged as a failed copy.
         - `event`: event that is written after each copy.
-        - `is_due`: whether a checkpoint is copied, from the step of the previous checkpoint and its own step.
-        - `lacks_last`: whether the last checkpoint of a complete run, of this step, still has to be copied.
+        - `is_due`: function from the steps of the previous and this checkpoint to whether this one is copied.
+        - `lacks_last`: function from the last step of a complete run to whether its checkpoint still has to be copied.
         - `awaited_codes`: exit codes for which the end of the run waits for the copies.
         """
         self.name, self.copy, self.event, self.events = name, copy, event, events

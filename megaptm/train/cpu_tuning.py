@@ -1,8 +1,8 @@
 """Faster training on CPUs. No other module depends on it: to remove it, delete this file, its test, and the call in
 `train.run`.
 
-`install` replaces kernels of torch for CPU tensors, and sets an option of the memory allocator. Speeds are of an AMD
-EPYC of family 26 with AVX-512, one thread (benchmarks/products.py).
+`tune_for_cpu` replaces kernels of torch for CPU tensors, and sets an option of the memory allocator. Speeds are of an
+AMD EPYC of family 26 with AVX-512, one thread (benchmarks/products.py).
 
 | what | where | gain |
 |---|---|---|
@@ -50,7 +50,7 @@ MAX_BYTES = 2**31 - 1
 
 
 @cache
-def install() -> Callable[[], None]:
+def tune_for_cpu() -> Callable[[], None]:
     """Tune this process for training on CPUs. Return a function that restores the kernels of torch."""
     keep_freed_memory()
     library = Library("aten", "IMPL")
@@ -68,7 +68,7 @@ def install() -> Callable[[], None]:
 
     def restore() -> None:
         library._destroy()
-        install.cache_clear()
+        tune_for_cpu.cache_clear()
 
     return restore
 

@@ -89,12 +89,12 @@ def open_verified_weights(run: OtherRun, rank_env: RankEnvironment) -> TensorRea
     """Return a reader of another run's weights, which all ranks have verified. Each verifies its share of the files,
     and damage is raised on all."""
     from megaptm.checkpoint.files import DamagedError
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.parallel.background import run_on_all_ranks
 
     def open_verified_checkpoint() -> TensorReader:
         try:
-            checkpoint = Store(run.folder).load(run.selected_step)
+            checkpoint = CheckpointStore(run.folder).load(run.selected_step)
             checkpoint.verify(part=rank_env.rank, parts=rank_env.world)
         except DamagedError as error:  # unlike in the run's own store, there is no older checkpoint to use
             raise UserError(

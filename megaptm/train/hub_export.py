@@ -23,9 +23,9 @@ MAX_SECONDS = 3600.0
 
 
 def is_export_due(config: Config, previous: int, step: int) -> bool:
-    """Whether the checkpoint of a step is exported: the first one of every so many steps, and the last.
+    """Whether the checkpoint of a step is exported: the last one, and the first in each `hub.export_every` steps.
 
-    `previous`: step of the checkpoint before.
+    `previous`: step of the previous checkpoint.
     """
     every = config.hub.export_every
     return every is not None and (step // every > previous // every or step == config.train.steps)

@@ -126,7 +126,7 @@ def run_training_loop(run: Training, *, start: int) -> int | None:
             )
         is_last = is_last or is_complete
         if (times := run.stragglers.exchange(done)) is not None and run.report is not None:
-            run.report.rank_times(times)
+            run.report.add_rank_times(times)
         if run.profiler.ends(done, stopping=stopping):
             _write_trace(run, done)
         not_saved = None
@@ -214,7 +214,7 @@ def _roll_back(run: Training, step: int, spike: str) -> int:
     with run.during("saving"):
         message = run.checkpointer.roll_back(step + 1, spike)
     if run.report is not None:
-        run.report.note(step + 1, message)
+        run.report.add_note(step + 1, message)
     return EXIT_CONTINUE
 
 
@@ -227,8 +227,8 @@ def _check_replicas(run: Training, step: int, *, saves: bool) -> None:
 
 
 def _refuse_deviation(run: Training, when: str) -> None:
-    """Compare the replicas of the weights, unless the config says never. Raise ReplicaError on all ranks if they
-    differ. A rejected step may be the consequence of a deviation: then no text is to be skipped."""
+    """Compare the replicas of the weights, unless `train.check_replicas_every` is null. Raise ReplicaError on all ranks
+    if they differ. A deviation may be the cause of a rejected step; skipping its text would then be wrong."""
     if run.config.train.check_replicas_every is None:
         return
     try:
@@ -243,7 +243,7 @@ def _write_trace(run: Training, step: int) -> None:
     with run.heartbeat.during("saving"):
         trace = run.profiler.finish(step)
     if run.report is not None:
-        run.report.trace(step, trace)
+        run.report.add_trace(step, trace)
 
 
 def _finish_saving(run: Training) -> None:
@@ -392,5 +392,5 @@ def _save_checkpoint(run: Training, step: int, *, wait: bool) -> str | None:
     if run.checkpointer.timer is not None:
         run.checkpointer.timer.add_save(waited if not_saved is None else None)
     if run.report is not None:
-        run.report.checkpoint_wait(step, waited)
+        run.report.add_checkpoint_wait(step, waited)
     return not_saved

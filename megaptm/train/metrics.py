@@ -127,8 +127,8 @@ class StepReport(Callback):
         self.tracker.log_artifact(run / CONFIG)
         self.flops_per_sample: int | None = None
         if isinstance(spec, ModelSpec):  # for word vectors, the operations of a word depend on its sampled window
-            lengths = samples.batch.lengths(spec.family.prefixes)
-            num_predicted, appended = samples.batch.num_predicted, samples.batch.num_appended
+            lengths = samples.batch_spec.lengths(spec.family.prefixes)
+            num_predicted, appended = samples.batch_spec.num_predicted, samples.batch_spec.num_appended
             self.flops_per_sample = step_flops(
                 spec, rows=1, lengths=lengths, num_predicted=num_predicted, appended=appended
             )
@@ -156,7 +156,7 @@ class StepReport(Callback):
             seconds = seconds_since_launch(self.run)
             step_seconds = round(sum(asdict(self.seconds).values()), 3)
             self.events.write(FirstStepEvent(step=step, seconds=seconds, step_seconds=step_seconds))
-            self._screen.first_step(step, seconds)
+            self._screen.show_first_step(step, seconds)
         if self._time_left is None:
             self._time_left = TimeLeft(self.config, step)
             self._before_estimate = SecondsSpent(**asdict(self.seconds))
@@ -167,11 +167,11 @@ class StepReport(Callback):
             self.events.write(
                 SpikeEvent(step=step, description=result.spike, skipped=result.is_skipped, samples=samples)
             )
-            self._screen.note(step, f"{'skipped: ' if result.is_skipped else ''}spike, {result.spike}")
+            self._screen.show_note(step, f"{'skipped: ' if result.is_skipped else ''}spike, {result.spike}")
         elif result.is_skipped:
             assert result.loss_scale is not None
             self.events.write(SkippedStepEvent(step=step, loss_scale=result.loss_scale))
-            self._screen.note(step, f"skipped: infinite gradients at loss scale {result.loss_scale:g}")
+            self._screen.show_note(step, f"skipped: infinite gradients at loss scale {result.loss_scale:g}")
         if step % self.config.train.log_every and step not in (1, self.config.train.steps):
             if result.metrics:
                 self.tracker.log_metrics(step, result.metrics)
@@ -211,7 +211,7 @@ class StepReport(Callback):
         if result.is_skipped:
             self._screen.advance(step)
         else:
-            self._screen.step_metrics(step, metrics)
+            self._screen.show_step_metrics(step, metrics)
         self._since_step, self._since = step, SecondsSpent(**asdict(self.seconds))
 
     def _model_flops(self, samples_per_second: float) -> dict[str, float]:
@@ -245,7 +245,7 @@ class StepReport(Callback):
         for name, epoch in epochs.items():
             if epoch > max(1, self._epochs[name]):
                 self.events.write(EpochEvent(step=step, corpus=name, epoch=epoch))
-                self._screen.epoch(step, name, epoch)
+                self._screen.show_epoch(step, name, epoch)
         self._epochs = epochs
 
     def _report_weights(self, step: int) -> None:
@@ -258,7 +258,7 @@ class StepReport(Callback):
                 for kind in ("share", "weight")
             )
             self.events.write(WeightsEvent(step=step, shares=shares, weights=weights))
-            self._screen.weights(
+            self._screen.show_weights(
                 step, ", ".join(f"{kind} of {name} {value:g}" for (kind, name), value in changed.items())
             )
 
@@ -274,20 +274,20 @@ class StepReport(Callback):
             if name != "loss" and (has_parts or name.endswith("/loss"))
         }
         self.tracker.log_metrics(run.step, metrics)
-        self._screen.validation(run.step, metrics)
+        self._screen.show_validation(run.step, metrics)
         if self._time_left is not None:
             self._time_left.num_validations += 1
 
-    def checkpoint_wait(self, step: int, seconds: float) -> None:
+    def add_checkpoint_wait(self, step: int, seconds: float) -> None:
         """Record the seconds that training waited for a checkpoint, or for its copy to host memory."""
         self.tracker.log_metrics(step, {"checkpoint_seconds": seconds})
         if self._time_left is not None:
             self._time_left.num_saves += 1
 
     def on_checkpoint(self, run: RunState, step: int, seconds: float) -> None:
-        self._screen.saved(step, seconds)
+        self._screen.show_saved(step, seconds)
 
-    def trace(self, step: int, trace: StepTrace) -> None:
+    def add_trace(self, step: int, trace: StepTrace) -> None:
         """Report the files of a profiler trace."""
         share = trace.gpu_idle_share
         self.events.write(
@@ -297,27 +297,27 @@ class StepReport(Callback):
         )
         if share is not None:
             self.tracker.log_metrics(step, {"gpu_idle_share": share})
-        self._screen.trace(step, _trace_text(trace))
+        self._screen.show_trace(step, _trace_text(trace))
 
-    def note(self, step: int, text: str) -> None:
-        self._screen.note(step, text)
+    def add_note(self, step: int, text: str) -> None:
+        self._screen.show_note(step, text)
 
-    def rank_times(self, times: RankTimes) -> None:
+    def add_rank_times(self, times: RankTimes) -> None:
         """Record the seconds of the ranks' own work of a step, and report ranks that are slow."""
         self.tracker.log_metrics(times.step, times.metrics)
         if times.stragglers is not None:
             self.events.write(times.stragglers)
-            self._screen.note(times.step, times.warning)
+            self._screen.show_note(times.step, times.warning)
 
     def report_stop(self, step: int, rank: int, name: str) -> None:
         """Report a stop by a signal that only another rank received."""
-        self._screen.stopped(step, f"rank {rank} received {name}")
+        self._screen.show_stopped(step, f"rank {rank} received {name}")
 
     def complete(self, run: RunState) -> None:
         """Report why a complete run ends before its last step, if it does."""
         if run.stop_reason is not None:
             self.events.write(StopRequestEvent(step=run.step, reason=run.stop_reason))
-            self._screen.stopped(run.step, run.stop_reason)
+            self._screen.show_stopped(run.step, run.stop_reason)
 
     def on_stop(self, run: RunState, code: int) -> None:
         if self._has_started:
@@ -368,39 +368,39 @@ class _LogLines:
 
     def advance(self, step: int) -> None: ...
 
-    def first_step(self, step: int, seconds: float | None) -> None:
+    def show_first_step(self, step: int, seconds: float | None) -> None:
         if seconds is not None:
-            self.note(step, f"done {seconds:.1f} s after the command")
+            self.show_note(step, f"done {seconds:.1f} s after the command")
 
-    def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def show_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         norm = metrics.get("gradient_norm")
-        self.note(
+        self.show_note(
             step,
             f"loss {metrics['loss']:.4f}{_loss_list(metrics, 'loss/')}  "
             f"lr {metrics['learning_rate']:.2e}  {'' if norm is None else f'gradient {norm:.3f}  '}"
             f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}  {_left_text(metrics)}".rstrip(),
         )
 
-    def note(self, step: int, text: str) -> None:
+    def show_note(self, step: int, text: str) -> None:
         print(f"step {step}/{self.steps}  {printable(text)}", flush=True)
 
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.note(step, f"validation loss {metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}")
+    def show_validation(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.show_note(step, f"validation loss {metrics['validation/loss']:.4f}{_loss_list(metrics, 'validation/')}")
 
-    def epoch(self, step: int, corpus: str, epoch: int) -> None:
-        self.note(step, f"epoch {epoch} of {corpus} starts")
+    def show_epoch(self, step: int, corpus: str, epoch: int) -> None:
+        self.show_note(step, f"epoch {epoch} of {corpus} starts")
 
-    def weights(self, step: int, changes: str) -> None:
-        self.note(step, f"from now on: {changes}")
+    def show_weights(self, step: int, changes: str) -> None:
+        self.show_note(step, f"from now on: {changes}")
 
-    def saved(self, step: int, seconds: float) -> None:
-        self.note(step, f"saved in {seconds:.1f} s")
+    def show_saved(self, step: int, seconds: float) -> None:
+        self.show_note(step, f"saved in {seconds:.1f} s")
 
-    def trace(self, step: int, text: str) -> None:
-        self.note(step, text)
+    def show_trace(self, step: int, text: str) -> None:
+        self.show_note(step, text)
 
-    def stopped(self, step: int, reason: str) -> None:
-        self.note(step, f"stopped: {reason}")
+    def show_stopped(self, step: int, reason: str) -> None:
+        self.show_note(step, f"stopped: {reason}")
 
     def close(self) -> None: ...
 
@@ -428,19 +428,19 @@ class _ProgressBar:
     def advance(self, step: int) -> None:
         self._progress.update(self._task, completed=step)
 
-    def first_step(self, step: int, seconds: float | None) -> None:
+    def show_first_step(self, step: int, seconds: float | None) -> None:
         if seconds is not None:
             self._progress.console.print(f"step {step}: done {seconds:.1f} s after the command", highlight=False)
 
-    def step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def show_step_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         speed = f"{metrics['tokens_per_second']:,.0f} tokens/s{_device_text(metrics)}"
         loss, left = f"{metrics['loss']:.3f}", _left_text(metrics)
         self._progress.update(self._task, completed=step, loss=loss, speed=speed, left=left)
 
-    def note(self, step: int, text: str) -> None:
+    def show_note(self, step: int, text: str) -> None:
         self._progress.console.print(f"step {step}: {text}", highlight=False)
 
-    def validation(self, step: int, metrics: Mapping[str, float]) -> None:
+    def show_validation(self, step: int, metrics: Mapping[str, float]) -> None:
         from rich.text import Text
 
         loss = (f"{metrics['validation/loss']:.4f}", "bold")
@@ -448,19 +448,19 @@ class _ProgressBar:
             Text.assemble(f"step {step}: validation loss ", loss, _loss_list(metrics, "validation/"))
         )
 
-    def epoch(self, step: int, corpus: str, epoch: int) -> None:
+    def show_epoch(self, step: int, corpus: str, epoch: int) -> None:
         self._progress.console.print(f"step {step}: epoch {epoch} of {corpus} starts")
 
-    def weights(self, step: int, changes: str) -> None:
+    def show_weights(self, step: int, changes: str) -> None:
         self._progress.console.print(f"step {step}: from now on: {changes}", highlight=False)
 
-    def saved(self, step: int, seconds: float) -> None:
+    def show_saved(self, step: int, seconds: float) -> None:
         self._progress.console.print(f"step {step}: saved in {seconds:.1f} s")
 
-    def trace(self, step: int, text: str) -> None:
+    def show_trace(self, step: int, text: str) -> None:
         self._progress.console.print(f"step {step}: {printable(text)}", highlight=False)
 
-    def stopped(self, step: int, reason: str) -> None:
+    def show_stopped(self, step: int, reason: str) -> None:
         self._progress.console.print(f"step {step}: stopped: {reason}")
 
     def close(self) -> None:

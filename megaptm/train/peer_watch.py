@@ -14,7 +14,7 @@ from megaptm.errors import EXIT_FAILURE
 from megaptm.parallel.collectives import barrier, broadcast_object
 from megaptm.resilience.failures import report_hang
 from megaptm.resilience.heartbeat import EXIT, HEARTBEATS, Heartbeat, beat_seconds, write_request
-from megaptm.resilience.watchdog import Limits, Watchdog
+from megaptm.resilience.watchdog import Watchdog, WatchdogLimits
 from megaptm.run.rank import RankEnvironment
 
 SECOND_WATCH_FACTOR = 1.5
@@ -33,7 +33,7 @@ def watch_each_other(heartbeat: Heartbeat, run: Path, config: Config, rank_env: 
     if seconds is None or rank_env.rank > 1:
         return
     factor = 1.0 if rank_env.rank == 0 else SECOND_WATCH_FACTOR
-    limits = Limits(hang_seconds=seconds, data_timeout=config.data.timeout_seconds, factor=factor)
+    limits = WatchdogLimits(hang_seconds=seconds, data_timeout=config.data.timeout_seconds, factor=factor)
     watchdog = Watchdog(folder, range(rank_env.world), limits=limits, is_rank=True)
     threading.Thread(target=_watch_ranks, args=(watchdog, run, seconds), name="watchdog", daemon=True).start()
 

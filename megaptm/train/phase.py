@@ -55,7 +55,7 @@ WAIT_SECONDS = 60.0
 
 
 @dataclass
-class Job:
+class TrainingJob:
     """State that the phases of a run share in one process of a job."""
 
     run: Path

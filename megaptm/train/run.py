@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from megaptm.config import Config, load, resolve_spec
+from megaptm.config import Config, load_config, resolve_spec
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import EXIT_CONTINUE, EXIT_FAILURE, UserError, printable, storage_errors_as_user_errors
 from megaptm.processes import end_with_parent
@@ -35,7 +35,7 @@ def run_worker(folder: str, rank_env: RankEnvironment | None = None) -> int:
         end_with_parent(os.getppid())()
     run = Path(folder)
     refuse_other_config(run)
-    config = load(run / CONFIG)
+    config = load_config(run / CONFIG)
     rank_env = rank_env or worker_environment()
     if rank_env is None:
         raise UserError("RANK and WORLD_SIZE are not set: start a run with `megaptm train`, torchrun or srun.")
@@ -73,7 +73,7 @@ def _run_rank(
     from megaptm.train.gpu_watch import watch_gpu
     from megaptm.train.loop import run_training_loop
     from megaptm.train.peer_watch import watch_each_other
-    from megaptm.train.phase import Job
+    from megaptm.train.phase import TrainingJob
 
     spec = resolve_spec(config)
     events = Events(run, fence=lock.require_held) if lock else None
@@ -90,11 +90,11 @@ def _run_rank(
     )
     if not isinstance(spec, ModelSpec) or (rank_device().type == "cpu" and config.train.compile is not True):
         # CPUs train word vectors; compiled code checks shapes of results that the tuning leaves out.
-        cpu_tuning.install()
+        cpu_tuning.tune_for_cpu()
     if VARIABLE not in os.environ:
         watch_each_other(heartbeat, run, config, rank_env)
     watch_gpu(run, rank_env.rank)
-    job = Job(run, config, rank_env, lock, events, stop, heartbeat, callbacks, log, timeout_minutes=minutes)
+    job = TrainingJob(run, config, rank_env, lock, events, stop, heartbeat, callbacks, log, timeout_minutes=minutes)
     job.start_copies()
     job.enter_due_phases()
     training, start = job.open_phase(starts_job=True)

@@ -53,7 +53,7 @@ class TimeLeft:
 
 
 def _num_times(step: int, last: int, every: int | None) -> int:
-    """Return how often something is done from `step` to `last`: every so many steps, and after the last."""
+    """Return the number of multiples of `every` from `step` to `last`, counting the last step itself as one."""
     if every is None:
         return 1
     return last // every - (step - 1) // every + (last % every > 0)

@@ -26,7 +26,7 @@ class TokenCount:
     """Tokens trained on before `start`."""
 
     @classmethod
-    def of(cls, batch: BatchSpec, config: Config, spec: ModelSpec | LayerlessSpec) -> TokenCount:
+    def from_batch(cls, batch: BatchSpec, config: Config, spec: ModelSpec | LayerlessSpec) -> TokenCount:
         """Return the count of a run whose samples have had the same length from the start."""
         lengths = batch.streams if isinstance(spec, LayerlessSpec) else batch.lengths(spec.family.prefixes)
         return cls(sum(lengths.values()), config)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from tests.bad_input.commands import CONFIGS, user_error
 
@@ -36,7 +36,7 @@ def test_invalid_override(tmp_path, family, override, sentence):
 def test_impossible_file_name(tmp_path, name):
     (tmp_path / "it.yaml").write_text(json.dumps({"extends": name}))
     with pytest.raises(UserError, match="no such config file"):
-        load(tmp_path / "it.yaml")
+        load_config(tmp_path / "it.yaml")
 
 
 def test_name_of_a_family_lists_its_configs():

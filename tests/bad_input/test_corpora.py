@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
-from megaptm.config import load as load_config
+from megaptm.config import load_config
 from megaptm.data import open_mix, read_manifest, write_manifest
 from megaptm.run.build_command import build_command
 from megaptm.run.folder import absolute_paths
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests.bad_input.commands import CONFIGS, content, user_error
 from tests.fuzz.rehash import rehash_manifest
 from tests.realtext import VOCABULARIES
@@ -314,7 +314,7 @@ def test_long_document_becomes_many_samples(text):
     done = CliRunner().invoke(main, [str(word) for word in build(text)])
     assert done.exit_code == 0, done.output
     built = text.with_name("built")
-    tokenizer = load(built / "tokenizer")
+    tokenizer = load_tokenizer(built / "tokenizer")
     mix = open_mix({str(built): 1}, objective="causal-lm", sequence=64, seed=0, special=tokenizer.special)
     shard = read_manifest(built).splits["train"].shards[0]
     rows = [mix.sample(index)["tokens"] for index in range(mix.fresh_samples)]

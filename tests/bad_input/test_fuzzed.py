@@ -20,7 +20,7 @@ from megaptm.inference.loaded_model import load_model
 from megaptm.report.summary import _time_table
 from megaptm.resilience.events import last_saved_step, read_events
 from megaptm.run.time_spent import TimeSpent
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from megaptm.tokenizers.word_cache import convert_library_errors, splits_at_spaces
 from megaptm.track import read_metrics
 from tests.data.corpora import tiny_corpus, tiny_special
@@ -66,7 +66,7 @@ def tokenizer(tmp_path):
         config = parts.pop("config", {})
         (tmp_path / "tokenizer.json").write_text(json.dumps({**content, **parts}))
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        return load(tmp_path)
+        return load_tokenizer(tmp_path)
 
     assert change().vocabulary == 3
     return change

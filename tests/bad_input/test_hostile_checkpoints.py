@@ -12,7 +12,7 @@ import torch
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import DamagedError
 from megaptm.checkpoint.manifest import content_id
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
 from megaptm.run.checkpoint_copy import _list_tokenizer
@@ -76,7 +76,7 @@ MANIFEST_CHANGES = [
 
 @pytest.fixture
 def store(tmp_path):
-    store = Store(tmp_path, keep=2, fence=lambda: True)
+    store = CheckpointStore(tmp_path, keep=2, fence=lambda: True)
     for step in (5, 10):
         store.prepare(step)
         values = torch.arange(12.0).reshape(4, 3)

@@ -13,7 +13,7 @@ from megaptm.data import Corpus, open_mix
 from megaptm.data.files import npy_bytes
 from megaptm.data.manifest import content_id
 from megaptm.errors import UserError
-from megaptm.storage import Cache, RetryPolicy, remote, validate_file_name
+from megaptm.storage import RemoteFileCache, RetryPolicy, remote, validate_file_name
 from tests.data.corpora import tiny_corpus, tiny_special
 from tests.fuzz.rehash import rehash_corpus, rehash_manifest
 
@@ -61,7 +61,7 @@ def test_split_name_cannot_leave_the_cache(name, folder, tmp_path, monkeypatch):
     store.pipe("/escaped.shards.npy", b"evil")
     inside = tmp_path / "a/b/c/cache"
     with pytest.raises(UserError, match="is not a plain file name"):
-        Corpus.open("memory://evil", Cache(inside, retry=RetryPolicy(seconds=0)))
+        Corpus.open("memory://evil", RemoteFileCache(inside, retry=RetryPolicy(seconds=0)))
     assert not inside.exists()
     assert not list(tmp_path.rglob("*escaped*"))
 

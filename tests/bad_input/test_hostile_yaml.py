@@ -6,13 +6,13 @@ import re
 import pytest
 
 from data_pipeline.recipe import read_recipe
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from tests.bad_input.commands import user_error
 
 READERS = {
-    "config": load,
+    "config": load_config,
     "machine": lambda path: load_machine(str(path)),
     "recipe": lambda path: read_recipe([str(path)]),
 }

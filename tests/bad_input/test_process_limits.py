@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from megaptm.errors import UserError, resource_errors_as_user_errors, resource_limit_message
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests import ROOT
 
 
@@ -82,7 +82,7 @@ def test_exponential_pattern(tmp_path):
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    tokenizer = load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     with pytest.raises(UserError, match=r"^the tokenizer failed to encode a text .*retry-limit"):
         tokenizer.encode("a" * 40 + "!")
 
@@ -109,4 +109,4 @@ def test_normalizer_that_multiplies_text_is_refused(tmp_path, parts):
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="its normalizer replaces one character by more than 1,000"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)

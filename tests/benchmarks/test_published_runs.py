@@ -24,7 +24,7 @@ from benchmarks.published.runs import (
     summary,
     work_of_row,
 )
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.families.gpt import GPT3
 from megaptm.plan.machine import Efficiency, Machine, known_machines, load_machine
 from megaptm.plan.optimizer import checkpoint_bytes
@@ -90,7 +90,7 @@ def test_machines_name_their_sources(name):
 def test_checkpoint_size_of_bloom():
     """arXiv:2211.05100, section 3.4, and the chronicles: 2.3 TB, 14 bytes per parameter; megaptm stores no bfloat16
     copy."""
-    tebibytes = checkpoint_bytes(load("gpt2/small"), 176_250_000_000) / 12 * 14 / 2**40
+    tebibytes = checkpoint_bytes(load_config("gpt2/small"), 176_250_000_000) / 12 * 14 / 2**40
     assert tebibytes == pytest.approx(2.3, rel=0.03)
 
 

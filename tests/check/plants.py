@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import yaml
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.config import config_to_yaml, resolve_model
 from megaptm.data import read_manifest, write_manifest
@@ -187,7 +187,7 @@ def save_run(bench, *, steps=(10,), config=True, corpora=None):
     manifest = read_manifest(bench.real_corpus("byte-bpe"))
     state = compatibility_record(resolve_model(run_config), manifest.tokenizer["fingerprint"])
     state["corpora"] = corpora or {str(bench.real_corpus("byte-bpe")): manifest.id}
-    store = Store(bench.run, fence=lambda: True)
+    store = CheckpointStore(bench.run, fence=lambda: True)
     with Events(bench.run) as events:
         for step in steps:
             store.prepare(step)

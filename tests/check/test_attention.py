@@ -6,14 +6,14 @@ from pathlib import Path
 
 from megaptm.check.attention import check_attention
 from megaptm.check.finding import CheckInput, run_checks
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.plan.machine import load_machine
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def attention_findings(name: str, *words: str) -> list[tuple[str, str]]:
-    case = CheckInput(config=load(CONFIGS / f"{name}.yaml", [*words]), machine=load_machine("h100-80g"))
+    case = CheckInput(config=load_config(CONFIGS / f"{name}.yaml", [*words]), machine=load_machine("h100-80g"))
     return [(finding.state, finding.message) for finding in run_checks([("attention", check_attention)], case)]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from megaptm.check.data import check_data
 from megaptm.check.finding import CheckInput, run_checks
-from megaptm.config import load
+from megaptm.config import load_config
 from tests import ROOT
 from tests.check.conftest import messages
 from tests.check.plants import (
@@ -301,7 +301,9 @@ def test_all_config_errors_are_reported_and_other_topics_checked(bench):
 def test_file_of_word_vectors_must_exist(tmp_path, name, state):
     (tmp_path / "glove.txt").write_text("a 1 2\n")
     path = tmp_path / name
-    config = load(ROOT / "configs/cove/tiny.yaml", [f"model.word_vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"])
+    config = load_config(
+        ROOT / "configs/cove/tiny.yaml", [f"model.word_vectors={path}", f"data.mix={{{tmp_path}/none: 1}}"]
+    )
     _, finding = run_checks([("data", check_data)], CheckInput(config=config, hashing="none"))
     assert finding.state == state
     assert str(path) in finding.message

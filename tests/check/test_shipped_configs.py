@@ -6,7 +6,7 @@ import pytest
 
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import CheckInput, ResourceRequest, run_checks
-from megaptm.config import UncheckedConfig, load
+from megaptm.config import UncheckedConfig, load_config
 from megaptm.families import LAYERLESS
 from megaptm.plan.machine import load_machine
 
@@ -21,7 +21,7 @@ CONFIG_CHECKS = [(topic, check) for topic, check in CHECKS if topic in ("config"
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_shipped_config_is_ok_on_common_machines(path):
     for devices in UncheckedConfig.read(path).offered_devices or [None]:
-        config = load(path, [f"devices={devices}"] if devices else [])
+        config = load_config(path, [f"devices={devices}"] if devices else [])
         for machine in ("a100-80g", "h100-80g"):
             case = CheckInput(
                 config=config, machine=load_machine(machine), request=ResourceRequest(seconds=24 * 3600.0)
@@ -32,7 +32,9 @@ def test_shipped_config_is_ok_on_common_machines(path):
 
 @pytest.mark.parametrize("path", sorted(path for name in LAYERLESS for path in (CONFIGS / name).glob("*.yaml")))
 def test_word_vectors_fit_and_their_time_is_unknown(path):
-    case = CheckInput(config=load(path), machine=load_machine("a100-80g"), request=ResourceRequest(seconds=24 * 3600.0))
+    case = CheckInput(
+        config=load_config(path), machine=load_machine("a100-80g"), request=ResourceRequest(seconds=24 * 3600.0)
+    )
     states = {finding.topic: finding.state for finding in run_checks(CONFIG_CHECKS, case)}
     assert states.pop("time") == "unknown"
     assert {*states.values()} == {"ok"}

@@ -6,7 +6,13 @@ import sys
 
 import pytest
 
-from megaptm.check.software import check_versions, cuda_build_problems, installed_versions, software_problems, version
+from megaptm.check.software import (
+    check_versions,
+    cuda_build_problems,
+    installed_versions,
+    package_version,
+    software_problems,
+)
 from megaptm.schedulers.node_process import parse_facts
 
 # The part of nvidia-smi's output that is read.
@@ -39,7 +45,7 @@ def node(tmp_path):
 def test_installed_versions_are_ok():
     [finding] = check_versions(installed_versions())
     assert finding.state == "ok"
-    assert f"torch {version('torch')}" in finding.message
+    assert f"torch {package_version('torch')}" in finding.message
 
 
 def test_old_and_missing_libraries_are_faults():

@@ -28,7 +28,7 @@ def pieces():
 def test_copies_ignore_later_changes(monkeypatch, buffer_bytes):
     monkeypatch.setattr(host_staging, "BUFFER_BYTES", buffer_bytes)
     before, changed = pieces(), pieces()
-    copies = HostStaging().take(changed)
+    copies = HostStaging().copy_pieces(changed)
     for piece in changed:
         piece.data.fill_(9)
     assert [piece.name for piece in copies] == [piece.name for piece in before]
@@ -40,13 +40,15 @@ def test_copies_ignore_later_changes(monkeypatch, buffer_bytes):
 
 def test_buffers_are_reused():
     copies = HostStaging()
-    first, second = ([piece.data.data_ptr() for piece in copies.take(pieces())] for _ in range(2))
+    first, second = ([piece.data.data_ptr() for piece in copies.copy_pieces(pieces())] for _ in range(2))
     assert first == second
 
 
 def test_copies_do_not_overlap(monkeypatch):
     monkeypatch.setattr(host_staging, "BUFFER_BYTES", 256)
-    taken = HostStaging().take(full_piece(str(number), torch.full((number,), float(number))) for number in range(40))
+    taken = HostStaging().copy_pieces(
+        full_piece(str(number), torch.full((number,), float(number))) for number in range(40)
+    )
     assert all(piece.data.eq(float(piece.name)).all() for piece in taken)
 
 
@@ -59,4 +61,4 @@ def test_pieces_are_consumed_one_at_a_time():
             yield full_piece(str(number), torch.ones(4))
             alive.append(number)
 
-    assert len(HostStaging().take(one_by_one())) == 3
+    assert len(HostStaging().copy_pieces(one_by_one())) == 3

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megaptm.checkpoint import store as module
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
 from tests.ranks import PROCESSES
 
@@ -50,7 +50,7 @@ def save(store, step):
 
 def check_newest(run, acknowledged):
     """Check that the newest checkpoint is complete and not older than `acknowledged`; return its step."""
-    newest = Store(run).newest()
+    newest = CheckpointStore(run).newest()
     step = newest.step if newest else 0
     assert step >= acknowledged
     for name in ("weight/w", "exp_avg/w") if newest else ():
@@ -61,7 +61,7 @@ def check_newest(run, acknowledged):
 def save_endlessly(run, token, connection):
     """Save one step after another as fast as possible, and send each step after its commit."""
     torch.set_num_threads(1)
-    store = Store(run, keep=2, fence=always, token=token)
+    store = CheckpointStore(run, keep=2, fence=always, token=token)
     newest = store.newest()
     step = newest.step if newest else 0
     while True:
@@ -105,7 +105,7 @@ def die(*args):
 def die_in_second_save(run, stage):
     """Save one checkpoint, then die at a stage of saving another, or of replacing the first."""
     torch.set_num_threads(1)
-    store = Store(run, keep=1, fence=always)
+    store = CheckpointStore(run, keep=1, fence=always)
     save(store, 1)
     write, rename, unlink = module.write_atomically, Path.rename, Path.unlink
 
@@ -139,7 +139,7 @@ def test_kill_at_each_stage_of_a_commit(tmp_path, stage):
     assert writer.exitcode == -signal.SIGKILL
     # Only the last stage, the removal of the oldest, is after the commit.
     assert check_newest(tmp_path, 1) == (2 if stage == "remove" else 1)
-    store = Store(tmp_path, keep=1, fence=always)
+    store = CheckpointStore(tmp_path, keep=1, fence=always)
     save(store, 3)
     assert store.steps() == [3]
     assert [path.name for path in store.folder.iterdir()] == ["step-00000003"]

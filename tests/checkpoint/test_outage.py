@@ -13,13 +13,13 @@ from tests.checkpoint.test_store import names, save, store  # noqa: F401  # a fi
 READ = """
 import sys
 from megaptm.checkpoint import files
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy
 
 files.RETRY = RetryPolicy(seconds=float(sys.argv[2]), pause=0.01)
 try:
-    checkpoint = Store(sys.argv[1], fence=lambda: True).newest()
+    checkpoint = CheckpointStore(sys.argv[1], fence=lambda: True).newest()
     checkpoint.reader.read("weight/w")
     print(checkpoint.step)
 except UserError as error:
@@ -83,12 +83,12 @@ def test_dangling_link_is_not_an_empty_folder(store, tmp_path):  # noqa: F811
 SAVE = """
 import sys
 from megaptm.checkpoint import files
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.storage import RetryPolicy
 from tests.checkpoint.test_store import save
 
 files.WRITE_RETRY = RetryPolicy(seconds=float(sys.argv[2]), pause=0.01)
-store = Store(sys.argv[1], keep=9, fence=lambda: True)
+store = CheckpointStore(sys.argv[1], keep=9, fence=lambda: True)
 for step in (10, 20, 30, 40):
     store.take_over()
     try:

@@ -13,7 +13,7 @@ import torch
 from megaptm.checkpoint.checkpoint import Checkpoint
 from megaptm.checkpoint.files import StorageError
 from megaptm.checkpoint.records import NonFiniteError
-from megaptm.checkpoint.store import GoneError, Store
+from megaptm.checkpoint.store import CheckpointStore, GoneError
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.errors import UserError
 from megaptm.storage import RetryPolicy, write_atomically
@@ -25,7 +25,7 @@ def always() -> bool:
 
 @pytest.fixture
 def store(tmp_path):
-    return Store(tmp_path, keep=2, fence=always)
+    return CheckpointStore(tmp_path, keep=2, fence=always)
 
 
 def pieces(step, rank, ranks=2):
@@ -82,7 +82,7 @@ def test_oldest_checkpoints_are_removed(store):
 
 def test_keep_0_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"checkpoint\.keep is 0"):
-        Store(tmp_path, keep=0)
+        CheckpointStore(tmp_path, keep=0)
 
 
 @pytest.mark.parametrize("position", [0, 200, -1])
@@ -92,7 +92,7 @@ def test_changed_byte_is_detected_and_earlier_checkpoint_used(store, tmp_path, f
     save(store, 20)
     change_byte(store.folder / "step-00000020" / file, position)
     damaged = []
-    reporting = Store(tmp_path, fence=always, on_damaged=lambda *report: damaged.append(report))
+    reporting = CheckpointStore(tmp_path, fence=always, on_damaged=lambda *report: damaged.append(report))
     newest = reporting.newest()
     assert newest.step == 10
     assert torch.equal(newest.reader.read("weight/w"), expected_matrix(10))
@@ -194,7 +194,10 @@ def test_index_requires_files_of_its_ranks(store, two_per_index):
 
 
 def test_replaced_job_cannot_write_an_index(tmp_path):
-    old, new = Store(tmp_path, fence=always, token="old"), Store(tmp_path, fence=always, token="new")
+    old, new = (
+        CheckpointStore(tmp_path, fence=always, token="old"),
+        CheckpointStore(tmp_path, fence=always, token="new"),
+    )
     old.prepare(10)
     old.write(10, 0, pieces(10, 0, 1))
     new.take_over()
@@ -265,10 +268,10 @@ def test_store_without_fence_changes_nothing(store, tmp_path):
     for step in (10, 20):
         save(store, step)
     change_byte(store.folder / "step-00000020" / "rank-00000.safetensors", -1)
-    assert Store(tmp_path).newest().step == 10
+    assert CheckpointStore(tmp_path).newest().step == 10
     assert names(store) == ["step-00000010", "step-00000020"]
     with pytest.raises(AssertionError, match="fence"):
-        Store(tmp_path).prepare(30)
+        CheckpointStore(tmp_path).prepare(30)
 
 
 def test_unfinished_checkpoints_are_ignored_and_removed(store):
@@ -296,7 +299,7 @@ def test_checkpoint_without_manifest_is_set_aside(store, tmp_path, caplog):
         save(store, step)
     (store.folder / "step-00000020" / "manifest.json").unlink()
     damaged = []
-    next_job = Store(tmp_path, fence=always, on_damaged=lambda *report: damaged.append(report))
+    next_job = CheckpointStore(tmp_path, fence=always, on_damaged=lambda *report: damaged.append(report))
     next_job.take_over()
     assert next_job.newest().step == 10
     assert names(store) == ["step-00000010", "step-00000020.damaged"]
@@ -309,7 +312,7 @@ def test_reader_warns_of_checkpoint_without_manifest(store, tmp_path, caplog):
     for step in (10, 20):
         save(store, step)
     (store.folder / "step-00000020" / "manifest.json").unlink()
-    assert Store(tmp_path).newest().step == 10
+    assert CheckpointStore(tmp_path).newest().step == 10
     assert "the checkpoint of step 20 is not used (its manifest.json is missing)" in caplog.text
     assert names(store) == ["step-00000010", "step-00000020"]
 
@@ -367,8 +370,8 @@ def test_replaced_checkpoint_is_used_if_replacement_is_missing(store):
 
 def test_replaced_job_cannot_prepare_or_commit(tmp_path):
     is_owner = True
-    old = Store(tmp_path, fence=lambda: is_owner, token="old")
-    new = Store(tmp_path, fence=always, token="new")
+    old = CheckpointStore(tmp_path, fence=lambda: is_owner, token="old")
+    new = CheckpointStore(tmp_path, fence=always, token="new")
     old.prepare(10)
     old.write(10, 0, pieces(10, 0, 1))
     is_owner = False
@@ -384,7 +387,7 @@ def test_replaced_job_cannot_prepare_or_commit(tmp_path):
 
 def test_job_suspended_before_rename_cannot_commit(tmp_path):
     """Another job takes over after the fence returned True."""
-    next_job, fence_calls = Store(tmp_path, fence=always, token="following"), []
+    next_job, fence_calls = CheckpointStore(tmp_path, fence=always, token="following"), []
 
     def suspend_at_third_call():
         fence_calls.append(True)
@@ -394,7 +397,7 @@ def test_job_suspended_before_rename_cannot_commit(tmp_path):
         return True
 
     with pytest.raises(StorageError, match="cannot commit the checkpoint of step 10"):
-        save(Store(tmp_path, fence=suspend_at_third_call, token="halted"), 10)
+        save(CheckpointStore(tmp_path, fence=suspend_at_third_call, token="halted"), 10)
     assert len(fence_calls) == 3
     assert names(next_job) == []
     save(next_job, 10)
@@ -452,7 +455,7 @@ def small_disk(tmp_path):
 
 
 def test_full_disk_keeps_earlier_checkpoint(small_disk):
-    check_full_disk(Store(small_disk, fence=always))
+    check_full_disk(CheckpointStore(small_disk, fence=always))
 
 
 def save_big(store, step):
@@ -463,7 +466,7 @@ def save_big(store, step):
 
 def test_oldest_is_removed_early_if_space_is_short(small_disk, caplog):
     """Three checkpoints fit, a fourth does not. The newest is always complete."""
-    store = Store(small_disk, keep=3, fence=always)
+    store = CheckpointStore(small_disk, keep=3, fence=always)
     for step in (10, 20, 30, 40, 50):
         save_big(store, step)
     assert store.steps() == [50, 40, 30]
@@ -472,7 +475,7 @@ def test_oldest_is_removed_early_if_space_is_short(small_disk, caplog):
 
 
 def test_message_states_sufficient_remedy(small_disk):
-    store = Store(small_disk, keep=3, fence=always)
+    store = CheckpointStore(small_disk, keep=3, fence=always)
     for step in (10, 20):
         save_big(store, step)
     (small_disk / "ballast").write_bytes(bytes(3 << 20))
@@ -480,7 +483,7 @@ def test_message_states_sufficient_remedy(small_disk):
         save_big(store, 30)
     assert "checkpoint.keep=2 instead of 3 frees 4.2 MB, which is enough" in str(raised.value)
     assert store.steps() == [20, 10]
-    keeps_2 = Store(small_disk, keep=2, fence=always)
+    keeps_2 = CheckpointStore(small_disk, keep=2, fence=always)
     save_big(keeps_2, 30)
     assert keeps_2.steps() == [30, 20]
     with pytest.raises(StorageError, match=r"keep frees nothing, because the newest checkpoint stays"):
@@ -493,10 +496,10 @@ def test_file_size_limit_keeps_earlier_checkpoint(tmp_path):
     code = f"""
 import resource
 from pathlib import Path
-from tests.checkpoint.test_store import Store, always, check_full_disk
+from tests.checkpoint.test_store import CheckpointStore, always, check_full_disk
 resource.setrlimit(resource.RLIMIT_FSIZE, (6 << 20, {resource.RLIM_INFINITY}))
 message = r"cannot write rank-00001.* needs more than the 6,291,456 bytes that a file may have here: .*ulimit -f"
-check_full_disk(Store(Path({str(tmp_path)!r}), fence=always), message)
+check_full_disk(CheckpointStore(Path({str(tmp_path)!r}), fence=always), message)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

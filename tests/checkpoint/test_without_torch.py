@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from tests import ROOT
 
 PROGRAM = """
@@ -22,12 +22,12 @@ for words in json.loads(sys.argv[1]):
 
 def test_commands_on_checkpoints_and_reports_do_not_import_torch(tmp_path):
     run = tmp_path / "run"
-    store = Store(run, fence=lambda: True)
+    store = CheckpointStore(run, fence=lambda: True)
     for step in (1, 2):
         store.prepare(step)
         store.write(step, 0, [TensorPiece("weight/a", (4,), (0,), (4,), torch.ones(4))])
         store.commit(step, {}, ranks=1)
-    (run / "config.yaml").write_text(config_to_yaml(load("gpt2/tiny", [f"run={run}"])))
+    (run / "config.yaml").write_text(config_to_yaml(load_config("gpt2/tiny", [f"run={run}"])))
     record = {"time": 1.0, "step": 1, "loss": 2.0, "step_seconds": 0.1}
     (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     commands = [

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from megaptm.config import Config, Layout, load, resolve_model
+from megaptm.config import Config, Layout, load_config, resolve_model
 from megaptm.config.check import check_layout, refuse_invalid_config
 from megaptm.config.model import with_input_keys, with_resolved_model
 from megaptm.errors import UserError
@@ -24,7 +24,7 @@ FAMILY_CONFIGS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent
 
 @pytest.mark.parametrize("path", FAMILY_CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_config_loads_its_own_model(path):
-    config = load(path)
+    config = load_config(path)
     assert config.run == f"runs/{path.parent.name}-{LATER_PHASE.sub('', path.stem)}"
     assert config.model.family == path.parent.name
     assert path.stem.startswith("tiny" if config.model.size == "custom" else config.model.size)
@@ -46,7 +46,7 @@ def first_error(rules, config):
 @pytest.mark.parametrize("name", ["gpt3/small", "t5/small"])
 def test_layout_is_checked_by_its_own_rules(name):
     """A search of layouts checks only rules that depend on the layout."""
-    valid = load(CONFIGS / f"{name}.yaml", ["layout={data: 1, microbatch: 1}"])
+    valid = load_config(CONFIGS / f"{name}.yaml", ["layout={data: 1, microbatch: 1}"])
     axes = product((2, 3), (1, 5), (1, 4), (1, 2), (1, 4), (True, False))
     keys = ("data", "tensor", "pipeline", "virtual", "microbatch", "sequence_parallel")
     layouts = [Layout(**dict(zip(keys, values, strict=True))) for values in axes]
@@ -58,13 +58,13 @@ def test_layout_is_checked_by_its_own_rules(name):
 
 
 def test_custom_size():
-    spec = resolve_model(load(CONFIGS / "gpt2/tiny.yaml", ["model.layers=3", "model.vocabulary=300"]))
+    spec = resolve_model(load_config(CONFIGS / "gpt2/tiny.yaml", ["model.layers=3", "model.vocabulary=300"]))
     assert (spec.size.layers, spec.size.width, spec.size.heads, spec.size.ffn) == (3, 128, 4, 512)
     assert (spec.vocabulary, spec.padded_vocabulary, spec.context, spec.dropout) == (300, 384, 128, 0.0)
 
 
 def test_published_size_with_another_number_of_layers():
-    spec = resolve_model(load(CONFIGS / "gpt2" / "small.yaml", ["model.layers=6"]))
+    spec = resolve_model(load_config(CONFIGS / "gpt2" / "small.yaml", ["model.layers=6"]))
     assert (spec.size.layers, spec.size.width) == (6, 768)
 
 
@@ -77,15 +77,17 @@ class FeatherInput(SegmentInput):
 
 def test_option_of_a_users_input_without_a_config_key():
     record = FeatherInput(rows=3)
-    assert with_input_keys(record, load(CONFIGS / "gpt2/tiny.yaml", []).model) == record
+    assert with_input_keys(record, load_config(CONFIGS / "gpt2/tiny.yaml", []).model) == record
 
 
 def test_weight_sharing():
-    bert = load(CONFIGS / "bert" / "base.yaml", ["model.share=[attention, ffn]", "model.groups=3", "model.cycle=2"])
+    bert = load_config(
+        CONFIGS / "bert" / "base.yaml", ["model.share=[attention, ffn]", "model.groups=3", "model.cycle=2"]
+    )
     block = resolve_model(bert).family.last_block
     assert block.sharing.owners(12) == [0, 1, 4, 5, 8, 9]
     assert (block.sharing.sublayers, block.norm.position) == (("attention", "ffn"), "post")
-    apart = resolve_model(load(CONFIGS / "albert" / "base.yaml", ["model.share=[]"])).family.last_block
+    apart = resolve_model(load_config(CONFIGS / "albert" / "base.yaml", ["model.share=[]"])).family.last_block
     assert (apart.sharing.sublayers, apart.ffn.activation) == ((), "gelu-tanh")
 
 
@@ -100,18 +102,18 @@ def test_weight_sharing():
     ],
 )
 def test_attention_dropout(overrides, rate):
-    spec = resolve_model(with_resolved_model(load("bert/base", overrides)))
+    spec = resolve_model(with_resolved_model(load_config("bert/base", overrides)))
     assert spec.dropout == 0.1
     assert spec.family.last_block.attentions[0].dropout_rate(spec.dropout) == rate
 
 
 def test_attention_dropout_must_be_below_1():
     with pytest.raises(UserError, match=r"attention\.dropout"):
-        load("bert/base", ["model.attention.dropout=1.5"])
+        load_config("bert/base", ["model.attention.dropout=1.5"])
 
 
 def test_saved_config_keeps_weight_sharing_when_the_family_changes(monkeypatch):
-    written = with_resolved_model(load(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
+    written = with_resolved_model(load_config(CONFIGS / "albert" / "base.yaml", ["model.groups=2"]))
     assert (written.model.share, written.model.groups, written.model.cycle) == (("attention", "ffn"), 2, 1)
     albert = CATALOGUE["albert"]
     apart = change(
@@ -127,7 +129,7 @@ def test_sharing_that_differs_between_stacks_is_not_saved(monkeypatch):
     t5 = CATALOGUE["t5"]
     stacks = t5.stacks | {"decoder": change(t5.last_block, sharing={"sublayers": ("ffn",)})}
     monkeypatch.setitem(FAMILIES, "t5", change(t5, stacks=stacks))
-    written = load(CONFIGS / "t5" / "tiny.yaml")
+    written = load_config(CONFIGS / "t5" / "tiny.yaml")
     assert (written.model.share, written.model.groups) == (None, 1)
     assert {name: block.sharing.sublayers for name, block in resolve_model(written).family.stacks.items()} == {
         "encoder": (),
@@ -136,7 +138,9 @@ def test_sharing_that_differs_between_stacks_is_not_saved(monkeypatch):
 
 
 def test_processes_and_microbatches():
-    config = load(CONFIGS / "gpt3" / "175b.yaml", ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1"])
+    config = load_config(
+        CONFIGS / "gpt3" / "175b.yaml", ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1"]
+    )
     assert config.layout.processes == 1024
     assert config.microbatches == 192
 
@@ -534,35 +538,35 @@ def test_processes_and_microbatches():
 )
 def test_invalid_combination_is_rejected(name, overrides, expected):
     with pytest.raises(UserError) as caught:
-        load(name, overrides)
+        load_config(name, overrides)
     assert expected in str(caught.value)
 
 
 def test_task_may_start_at_the_end_of_the_run():
-    assert load(CONFIGS / "ernie/base.yaml", ["train.steps=666667"]).train.steps == 666667
-    assert load(CONFIGS / "ernie/base.yaml", ["train.stop_at=10"]).train.stop_at == 10
+    assert load_config(CONFIGS / "ernie/base.yaml", ["train.steps=666667"]).train.steps == 666667
+    assert load_config(CONFIGS / "ernie/base.yaml", ["train.stop_at=10"]).train.stop_at == 10
 
 
 def test_invalid_family_type_is_the_only_error():
     with pytest.raises(UserError) as caught:
-        load(CONFIGS / "bert/tiny.yaml", ["model.family=[bert]"])
+        load_config(CONFIGS / "bert/tiny.yaml", ["model.family=[bert]"])
     assert str(caught.value) == "override 'model.family=[bert]': model.family must be a string, not ['bert']."
 
 
 def test_tensor_ranks_divide_key_heads_unless_there_is_one():
-    assert load(CONFIGS / "palm/tiny.yaml", ["layout.tensor=4"]).layout.tensor == 4
+    assert load_config(CONFIGS / "palm/tiny.yaml", ["layout.tensor=4"]).layout.tensor == 4
     with pytest.raises(UserError, match=r"layout.tensor \(4\) must divide the 2 heads of keys and values"):
-        load(CONFIGS / "palm/tiny.yaml", ["layout.tensor=4", "model.kv_heads=2"])
+        load_config(CONFIGS / "palm/tiny.yaml", ["layout.tensor=4", "model.kv_heads=2"])
     with pytest.raises(UserError, match=r"model.kv_heads \(3\) must divide the 4 attention heads"):
-        load(CONFIGS / "palm/tiny.yaml", ["model.kv_heads=3"])
+        load_config(CONFIGS / "palm/tiny.yaml", ["model.kv_heads=3"])
 
 
 def test_relative_positions_do_not_limit_the_sequence():
-    assert load(CONFIGS / "t5" / "base.yaml", ["data.sequence=1024"]).data.sequence == 1024
+    assert load_config(CONFIGS / "t5" / "base.yaml", ["data.sequence=1024"]).data.sequence == 1024
 
 
 def test_stack_with_its_own_sizes():
-    config = load(CONFIGS / "t5/tiny.yaml", ["model.stacks.decoder={layers: 4, heads: 4}"])
+    config = load_config(CONFIGS / "t5/tiny.yaml", ["model.stacks.decoder={layers: 4, heads: 4}"])
     spec = resolve_model(with_resolved_model(config))
     assert [(spec.size_of(name).layers, spec.size_of(name).heads) for name in spec.family.stacks] == [(2, 2), (4, 4)]
     assert spec.size_of("decoder").width == spec.size.width
@@ -583,4 +587,4 @@ def test_stack_with_its_own_sizes():
 )
 def test_invalid_stack_sizes(overrides, expected):
     with pytest.raises(UserError, match=expected):
-        load("t5/tiny", overrides)
+        load_config("t5/tiny", overrides)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from megaptm.distillation.rules import resolve_distillation
 from megaptm.distillation.section import distill_section
 from megaptm.errors import UserError
@@ -24,20 +24,20 @@ def student(*words: str, teacher: dict[str, object] = TEACHER, family: str = "ti
 @pytest.mark.parametrize(("size", "group"), [("4x312", 3), ("6x768", 2)])
 def test_tinybert_layer_mapping(size: str, group: int) -> None:
     """The paper's g(m) = 3m and 2m of 12 layers (arXiv:1909.10351, 4.2), which counts layers from 1; here from 0."""
-    distillation = resolve_distillation(load(f"tinybert/{size}"))
+    distillation = resolve_distillation(load_config(f"tinybert/{size}"))
     mapping = tuple(group * m - 1 for m in range(1, TINYBERT.sizes[size].layers + 1))
     assert distillation.layers == {"encoder": mapping}
     assert distillation.with_loss_weights({"mlm": 1.0}) == {
         "mlm": 0.0,
         **{f"distill-{hook}": 1.0 for hook in ("embeddings", "hidden", "scores")},
     }
-    by_default = resolve_distillation(load(f"tinybert/{size}", ["distill.layers=[]"]))
+    by_default = resolve_distillation(load_config(f"tinybert/{size}", ["distill.layers=[]"]))
     assert by_default == distillation
 
 
 def test_distilbert_losses_and_initial_layers() -> None:
     """Values of the released code."""
-    config = load("distilbert/base")
+    config = load_config("distilbert/base")
     distill = distill_section(config)
     assert distill is not None
     assert distill.model["layers"] == 12
@@ -51,10 +51,10 @@ def test_distilbert_losses_and_initial_layers() -> None:
 
 
 def test_teacher_model_is_read_from_its_run(tmp_path: Path) -> None:
-    config = load(CONFIGS / "bert/tiny.yaml", ["model.vocabulary=300"])
+    config = load_config(CONFIGS / "bert/tiny.yaml", ["model.vocabulary=300"])
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
     words = [f"distill={{teacher: {tmp_path}, hidden: 1}}", "model.width=64", "model.vocabulary=300"]
-    teacher = resolve_distillation(load("bert/tiny", words)).teacher
+    teacher = resolve_distillation(load_config("bert/tiny", words)).teacher
     assert teacher.size.layers == 2
     assert teacher.vocabulary == 300
 
@@ -115,7 +115,7 @@ def test_invalid_distillation_is_rejected(case: str) -> None:
     words, sentence = INVALID[case]
     teacher = {**TEACHER, "context": 64} if case == "teacher context too short" else TEACHER
     with pytest.raises(UserError, match=sentence):
-        load(CONFIGS / "tinybert/tiny.yaml", student(*words, teacher=teacher))
+        load_config(CONFIGS / "tinybert/tiny.yaml", student(*words, teacher=teacher))
 
 
 INVALID_TEACHERS = {
@@ -145,7 +145,7 @@ INVALID_TEACHERS = {
 def test_invalid_teacher_is_rejected(case: str) -> None:
     teacher, family, sentence = INVALID_TEACHERS[case]
     with pytest.raises(UserError, match=sentence):
-        load(CONFIGS / "tinybert/tiny.yaml", student("objective=masked-lm", teacher=teacher, family=family))
+        load_config(CONFIGS / "tinybert/tiny.yaml", student("objective=masked-lm", teacher=teacher, family=family))
 
 
 VIT = {"family": "vit", "size": "custom", "layers": 4, "width": 64, "heads": 4, "ffn": 256, "patch": 2, "context": 17}
@@ -163,9 +163,9 @@ def test_teacher_must_read_the_same_images(case: str) -> None:
     family, teacher, sentence = INVALID_IMAGE_TEACHERS[case]
     words = [f"distill={{teacher: nowhere, cosine: 1, model: {json.dumps(teacher)}}}", "model.vocabulary=10"]
     with pytest.raises(UserError, match=sentence):
-        load(CONFIGS / f"{family}/tiny.yaml", words)
+        load_config(CONFIGS / f"{family}/tiny.yaml", words)
 
 
 def test_absent_teacher_must_be_described() -> None:
     with pytest.raises(UserError, match=r"distill.teacher \(nowhere\) is not the folder of a run, and distill.model"):
-        load(CONFIGS / "bert/tiny.yaml", ["distill={teacher: nowhere, hidden: 1}"])
+        load_config(CONFIGS / "bert/tiny.yaml", ["distill={teacher: nowhere, hidden: 1}"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from megaptm.run.changes import compare_configs
 from megaptm.run.folder import absolute_paths
 
@@ -16,14 +16,14 @@ RUN_CONFIGS = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.na
 
 @pytest.mark.parametrize("path", RUN_CONFIGS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_run_of_shipped_config_resumes(path: Path, tmp_path: Path) -> None:
-    config = absolute_paths(load(path))
+    config = absolute_paths(load_config(path))
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
-    assert compare_configs(load(tmp_path / "config.yaml"), config).faults == []
+    assert compare_configs(load_config(tmp_path / "config.yaml"), config).faults == []
 
 
 def test_null_is_saved(tmp_path: Path) -> None:
     """The default of the key is not null."""
-    config = load("gpt2/tiny", ["train.hang_seconds=null"])
+    config = load_config("gpt2/tiny", ["train.hang_seconds=null"])
     (tmp_path / "config.yaml").write_text(config_to_yaml(config))
-    assert load(tmp_path / "config.yaml") == config
+    assert load_config(tmp_path / "config.yaml") == config
     assert config.train.hang_seconds is None

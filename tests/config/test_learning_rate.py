@@ -11,7 +11,7 @@ import torch
 from transformers import get_scheduler
 from transformers.optimization import get_wsd_schedule
 
-from megaptm.config import OptimizerConfig, load
+from megaptm.config import OptimizerConfig, load_config
 from megaptm.config.learning_rate import learning_rate, learning_rate_at, peak_learning_rate
 from megaptm.config.read import UncheckedConfig
 from megaptm.config.schedule import config_warnings
@@ -102,7 +102,7 @@ def test_noam_equals_the_transformer_formula():
 
 def test_noam_uses_the_width_of_the_model():
     words = ["optimizer.decay=noam", "optimizer.lr=1.0", "optimizer.warmup_steps=4000", "model.width=512"]
-    config = load(ROOT / "configs/gpt2/small.yaml", [*words, "model.heads=8"])
+    config = load_config(ROOT / "configs/gpt2/small.yaml", [*words, "model.heads=8"])
     assert learning_rate_at(config, 3999) == peak_learning_rate(config) == pytest.approx((512 * 4000) ** -0.5)
 
 
@@ -110,7 +110,9 @@ def test_noam_uses_the_base_width_of_mup():
     """muP scales the rate of the base width by itself, so that it fits any width."""
     words = ["optimizer.decay=noam", "optimizer.lr=1.0", "optimizer.warmup_steps=4000", "model.mup_base_width=256"]
     for width in (256, 512):
-        config = load(ROOT / "configs/gpt2/small.yaml", [*words, f"model.width={width}", f"model.heads={width // 64}"])
+        config = load_config(
+            ROOT / "configs/gpt2/small.yaml", [*words, f"model.width={width}", f"model.heads={width // 64}"]
+        )
         assert peak_learning_rate(config) == pytest.approx((256 * 4000) ** -0.5)
 
 
@@ -125,9 +127,9 @@ def test_halving_starts_when_the_validation_loss_rises():
 def test_halving_needs_decay_steps_and_validation():
     words = ["optimizer.decay=halving", "optimizer.warmup_steps=0"]
     with pytest.raises(UserError, match=r"optimizer\.decay halving needs optimizer\.decay_steps"):
-        load(ROOT / "configs/cove/base.yaml", [*words, "optimizer.decay_steps=null"])
+        load_config(ROOT / "configs/cove/base.yaml", [*words, "optimizer.decay_steps=null"])
     with pytest.raises(UserError, match=r"optimizer\.decay halving needs train\.validate_every"):
-        load(ROOT / "configs/cove/base.yaml", [*words, "optimizer.decay_steps=10", "train.validate_every=null"])
+        load_config(ROOT / "configs/cove/base.yaml", [*words, "optimizer.decay_steps=10", "train.validate_every=null"])
 
 
 def test_triangular_equals_the_ulmfit_formula():
@@ -168,7 +170,7 @@ def test_restart_repeats_the_schedule(decay):
 
 def test_restarts_count_steps_and_warmup_counts_full_batches_in_a_ramp():
     keys = ["optimizer.restarts=[60]", "optimizer.warmup_steps=20", "train.steps=200", "train.batch=32"]
-    config = load(ROOT / "configs/bert/tiny.yaml", [*keys, "train.ramp={steps: {0: 16, 100: 32}}"])
+    config = load_config(ROOT / "configs/bert/tiny.yaml", [*keys, "train.ramp={steps: {0: 16, 100: 32}}"])
     actual = [learning_rate_at(config, step) / peak_learning_rate(config) for step in range(200)]
     assert actual[:60:39] == pytest.approx([0.025, 1.0])
     # Until step 100 a step has half a batch.
@@ -177,7 +179,7 @@ def test_restarts_count_steps_and_warmup_counts_full_batches_in_a_ramp():
 
 @pytest.mark.parametrize(("steps", "warmup"), [(800, 100), (100, 35), (8, 2), (1, 1)])
 def test_short_run_has_a_shorter_warmup(steps: int, warmup: int) -> None:
-    config = load("bert/tiny", [f"train.steps={steps}", "model.vocabulary=100"])
+    config = load_config("bert/tiny", [f"train.steps={steps}", "model.vocabulary=100"])
     assert config.optimizer.warmup_steps == warmup
     assert any("the warm-up is limited to" in line for line in config_warnings(config)) == (warmup < 100)
 
@@ -185,4 +187,4 @@ def test_short_run_has_a_shorter_warmup(steps: int, warmup: int) -> None:
 def test_full_run_of_a_tiny_config_has_its_configured_warmup() -> None:
     for path in sorted((ROOT / "configs").glob("*/tiny*.yaml")):
         named = UncheckedConfig.read(path).values["optimizer"].get("warmup_steps", 0)
-        assert load(path, ["model.vocabulary=4000"]).optimizer.warmup_steps == named, path
+        assert load_config(path, ["model.vocabulary=4000"]).optimizer.warmup_steps == named, path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.objective_fit import objective_errors
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -59,7 +59,7 @@ def test_global_tokens_need_partial_attention() -> None:
     assert {family for family in ENCODERS if fits(family, marking)} == {"longformer", "bigbird"}
     for name, task in (("bert", "masked-lm"), ("bart", "text-to-text")):
         with pytest.raises(UserError, match="masks no position from any other; remove global_tokens"):
-            load(CONFIGS / f"{name}/tiny.yaml", [f"objective={{{task}: {{global_tokens: 1}}}}"])
+            load_config(CONFIGS / f"{name}/tiny.yaml", [f"objective={{{task}: {{global_tokens: 1}}}}"])
     for pairs in ("translation", "text-to-text"):
         assert [family for family in ENCODER_DECODERS if fits(family, {pairs: {"global_tokens": 1}})] == ["led"]
 
@@ -86,7 +86,7 @@ def test_custom_objective_is_checked(family: str, reason: str) -> None:
     assert message.startswith(f"objective (mine) does not fit {family}: {reason}; ")
     assert fits("gpt2", task)
     with pytest.raises(UserError, match="does not fit"):
-        load(CONFIGS / f"{family}/tiny.yaml", [f"objective={__name__}:OwnObjective"])
+        load_config(CONFIGS / f"{family}/tiny.yaml", [f"objective={__name__}:OwnObjective"])
 
 
 def test_decoders_fit_joined_sequence_to_sequence_objectives() -> None:
@@ -100,4 +100,4 @@ def test_decoders_fit_joined_sequence_to_sequence_objectives() -> None:
 def test_tasks_that_cannot_share_a_batch_are_rejected() -> None:
     both = "objective={masked-lm: {share: 1}, span-corruption: {share: 1}}"
     with pytest.raises(UserError, match="masked-lm and span-corruption cannot share a batch"):
-        load(CONFIGS / "t5/tiny.yaml", [both])
+        load_config(CONFIGS / "t5/tiny.yaml", [both])

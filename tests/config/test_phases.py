@@ -7,7 +7,7 @@ import pytest
 
 from megaptm.check.api import CHECKS
 from megaptm.check.finding import CheckInput, run_checks
-from megaptm.config import config_to_yaml, load, load_run_config, read_config_draft
+from megaptm.config import config_to_yaml, load_config, load_run_config, read_config_draft
 from megaptm.config.read import UncheckedConfig, phase_configs
 from megaptm.console import Console
 from megaptm.errors import UserError
@@ -21,7 +21,7 @@ LENGTH = ("train.steps=8", "train.batch=16", "optimizer.max_warmup_ratio=null")
 
 
 def phased(*entries, more=()):
-    return phase_configs(load(TINY, [*LENGTH, *more, f"phases=[{', '.join(entries)}]"]))
+    return phase_configs(load_config(TINY, [*LENGTH, *more, f"phases=[{', '.join(entries)}]"]))
 
 
 def test_values_hold_until_a_later_phase_changes_them():
@@ -39,7 +39,7 @@ def test_written_config_has_the_same_phases(tmp_path):
     [config, *_] = configs = phased("{until: 3, optimizer.lr: 1e-3}", "{train.ramp: null, data.mix: {a.b: 1, c: 2}}")
     path = tmp_path / "config.yaml"
     path.write_text(config_to_yaml(config))
-    assert phase_configs(load(path)) == configs
+    assert phase_configs(load_config(path)) == configs
 
 
 def test_layout_of_a_phase_fits_the_devices():
@@ -56,11 +56,11 @@ def test_layout_of_a_phase_fits_the_devices():
 
 def test_plans_add_up():
     machine = load_machine("a100-80g")
-    config = load(TINY, [*LENGTH, "phases=[{until: 3}, {data.sequence: 32}]"])
+    config = load_config(TINY, [*LENGTH, "phases=[{until: 3}, {data.sequence: 32}]"])
     plans = make_plans(config, machine)
     assert [plan.steps for plan in plans] == [3, 5]
     assert [plan.tokens for plan in plans] == [3 * 16 * 128, 5 * 16 * 32]
-    alone = make_plan(load(TINY, [*LENGTH, "data.sequence=32"]), machine)
+    alone = make_plan(load_config(TINY, [*LENGTH, "data.sequence=32"]), machine)
     assert plans[1].step.seconds == alone.step.seconds
     assert summed_json(plans)["run"]["days"] == sum(plan.days for plan in plans)
 
@@ -86,7 +86,7 @@ def test_key_of_a_phase_names_no_code(tmp_path, monkeypatch, key, phases):
     (tmp_path / "unwanted.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "config.yaml"
-    text = config_to_yaml(load(TINY, LENGTH))
+    text = config_to_yaml(load_config(TINY, LENGTH))
     assert "\nphases: []\n" in text
     path.write_text(text.replace("\nphases: []\n", f"\nphases: {phases.format(key)}\n"))
     with pytest.raises(UserError, match="must be a list of phases"):
@@ -95,7 +95,7 @@ def test_key_of_a_phase_names_no_code(tmp_path, monkeypatch, key, phases):
 
 
 def test_memory_of_each_phase_is_checked():
-    config = load(TINY, [*LENGTH, "model.context=65536", "phases=[{until: 3}, {data.sequence: 65536}]"])
+    config = load_config(TINY, [*LENGTH, "model.context=65536", "phases=[{until: 3}, {data.sequence: 65536}]"])
     case = CheckInput(config=config, machine=load_machine("a100-80g"))
     faults = [finding.message for finding in run_checks(CHECKS[:3], case) if finding.state == "fault"]
     assert [fault.partition(":")[0] for fault in faults] == ["steps 4 to 8"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import UncheckedConfig, config_to_yaml, load
+from megaptm.config import UncheckedConfig, config_to_yaml, load_config
 from megaptm.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -28,13 +28,13 @@ def minimal(tmp_path: Path) -> Path:
 
 def error_message(path: Path, *overrides: str) -> str:
     with pytest.raises(UserError) as caught:
-        load(path, overrides)
+        load_config(path, overrides)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_absent_values_are_the_published_values(minimal):
-    config = load(minimal)
+    config = load_config(minimal)
     assert (config.model.vocabulary, config.model.context, config.model.layers) == (50257, 1024, 12)
     assert config.objective == "causal-lm"
     assert config.optimizer.lr == 1e-3
@@ -51,9 +51,9 @@ def test_saved_objective_has_numeric_steps(minimal, tmp_path):
     tasks = (
         "{'5': {task: causal-lm, share: {0: 1, 10: 2, 1000000000000000000000000: 3}}, '²': {task: causal-lm, share: 1}}"
     )
-    config = load(minimal, [f"objective={tasks}"])
+    config = load_config(minimal, [f"objective={tasks}"])
     (tmp_path / "written.yaml").write_text(config_to_yaml(config))
-    again = load(tmp_path / "written.yaml")
+    again = load_config(tmp_path / "written.yaml")
     assert (again, again.built_objective.name) == (config, "5+²")
     assert again.built_objective.tasks[0].share.at(10) == 2
 
@@ -64,17 +64,17 @@ def test_extends_merges_sections(minimal, tmp_path):
     child.write_text("extends: ../minimal.yaml\ntrain: {steps: 20}\n")
     grandchild = tmp_path / "grandchild.yaml"
     grandchild.write_text("extends: sub/child.yaml\ntrain: {seed: 7}\n")
-    train = load(grandchild).train
+    train = load_config(grandchild).train
     assert (train.steps, train.batch, train.seed) == (20, 4, 7)
 
 
 def test_extends_a_shipped_config_by_name(tmp_path):
     child = tmp_path / "child.yaml"
     child.write_text("extends: gpt2/tiny\ntrain: {steps: 20}\n")
-    assert load(child) == load(TINY, ["train.steps=20"])
+    assert load_config(child) == load_config(TINY, ["train.steps=20"])
     (tmp_path / "gpt2").mkdir()
     (tmp_path / "gpt2/tiny").write_text(MINIMAL)  # a file beside it takes precedence
-    assert load(child).model.size == "small"
+    assert load_config(child).model.size == "small"
     child.write_text("extends: gtp2/tiny\n")
     assert "did you mean gpt2/tiny" in error_message(child)
 
@@ -82,24 +82,24 @@ def test_extends_a_shipped_config_by_name(tmp_path):
 def test_mix_replaces_the_inherited_mix(minimal, tmp_path):
     child = tmp_path / "child.yaml"
     child.write_text("extends: minimal.yaml\ndata: {mix: {books: 2, web: 1.5}}\n")
-    assert load(child).data.mix == {"books": 2.0, "web": 1.5}
+    assert load_config(child).data.mix == {"books": 2.0, "web": 1.5}
 
 
 def test_override_inside_objective_mix_or_layouts_changes_one_key():
-    changed = load("macbert/tiny", ["objective.masked-lm.rate=0.2", "objective.sentence-order.weight=2"])
-    original = load("macbert/tiny").objective
+    changed = load_config("macbert/tiny", ["objective.masked-lm.rate=0.2", "objective.sentence-order.weight=2"])
+    original = load_config("macbert/tiny").objective
     assert changed.objective == {
         "masked-lm": {**original["masked-lm"], "rate": 0.2},
         "sentence-order": {"weight": 2},
     }
-    assert load(CONFIGS / "macbert/tiny.yaml", ["objective={masked-lm: {}}"]).objective == {"masked-lm": {}}
-    assert load(CONFIGS / "gpt2/small.yaml", ["devices=64", "layouts.64.microbatch=4"]).layout.microbatch == 4
-    mix = load(CONFIGS / "gpt2/tiny.yaml", ["data.mix={a: 1, b: 1}", "data.mix.b=2"]).data.mix
+    assert load_config(CONFIGS / "macbert/tiny.yaml", ["objective={masked-lm: {}}"]).objective == {"masked-lm": {}}
+    assert load_config(CONFIGS / "gpt2/small.yaml", ["devices=64", "layouts.64.microbatch=4"]).layout.microbatch == 4
+    mix = load_config(CONFIGS / "gpt2/tiny.yaml", ["data.mix={a: 1, b: 1}", "data.mix.b=2"]).data.mix
     assert mix == {"a": 1.0, "b": 2.0}
 
 
 def test_overrides_are_yaml_and_take_precedence(minimal):
-    config = load(minimal, ["train.steps=30", "optimizer.betas=[0.8, 0.9]", "data.mix={a/b.c: 1e-1}", "run=x=y"])
+    config = load_config(minimal, ["train.steps=30", "optimizer.betas=[0.8, 0.9]", "data.mix={a/b.c: 1e-1}", "run=x=y"])
     assert config.train.steps == 30
     assert config.optimizer.betas == (0.8, 0.9)
     assert config.data.mix == {"a/b.c": 0.1}
@@ -107,8 +107,8 @@ def test_overrides_are_yaml_and_take_precedence(minimal):
 
 
 def test_null_removes_an_inherited_value(minimal):
-    assert load(minimal, ["optimizer.clip=2.0"]).optimizer.clip == 2.0
-    assert load(minimal, ["optimizer.clip=2.0", "optimizer.clip=null"]).optimizer.clip is None
+    assert load_config(minimal, ["optimizer.clip=2.0"]).optimizer.clip == 2.0
+    assert load_config(minimal, ["optimizer.clip=2.0", "optimizer.clip=null"]).optimizer.clip is None
 
 
 LAYOUTS = """\
@@ -142,7 +142,7 @@ def layouts(minimal, tmp_path: Path) -> Path:
     ],
 )
 def test_devices_select_the_layout(layouts, typed, data, tensor, microbatch):
-    layout = load(layouts, typed).layout
+    layout = load_config(layouts, typed).layout
     assert (layout.data, layout.tensor, layout.microbatch) == (data, tensor, microbatch)
     assert layout.sequence_parallel == (tensor > 1)
     assert layout.distributed_optimizer
@@ -151,29 +151,29 @@ def test_devices_select_the_layout(layouts, typed, data, tensor, microbatch):
 def test_later_of_devices_and_data_ranks_takes_precedence(layouts, tmp_path):
     (tmp_path / "child.yaml").write_text("extends: layouts.yaml\ndevices: 64\n")
     (tmp_path / "grandchild.yaml").write_text("extends: child.yaml\nlayout: {data: 16}\n")
-    assert load(tmp_path / "child.yaml").layout.processes == 64
-    assert load(tmp_path / "grandchild.yaml").layout.processes == 32
-    assert load(tmp_path / "grandchild.yaml", ["devices=128"]).layout.processes == 128
+    assert load_config(tmp_path / "child.yaml").layout.processes == 64
+    assert load_config(tmp_path / "grandchild.yaml").layout.processes == 32
+    assert load_config(tmp_path / "grandchild.yaml", ["devices=128"]).layout.processes == 128
 
 
 def test_layouts_replace_inherited_layouts(layouts, tmp_path):
     (tmp_path / "child.yaml").write_text("extends: layouts.yaml\nlayouts: {32: {pipeline: 2}}\n")
-    layout = load(tmp_path / "child.yaml").layout
+    layout = load_config(tmp_path / "child.yaml").layout
     assert (layout.data, layout.tensor, layout.pipeline) == (16, 1, 2)
 
 
 def test_devices_set_data_ranks_without_layouts(minimal, tmp_path):
-    config = load(minimal, ["devices=4", "layout.pipeline=2"])
+    config = load_config(minimal, ["devices=4", "layout.pipeline=2"])
     assert (config.layout.data, config.layout.pipeline) == (2, 2)
     (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
-    assert load(tmp_path / "dumped.yaml", ["devices=8"]).layout.data == 4
+    assert load_config(tmp_path / "dumped.yaml", ["devices=8"]).layout.data == 4
 
 
 def test_dumped_config_has_one_layout(layouts, tmp_path):
-    config = load(layouts, ["devices=64"])
+    config = load_config(layouts, ["devices=64"])
     assert "devices" not in config_to_yaml(config)
     (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
-    assert load(tmp_path / "dumped.yaml") == config
+    assert load_config(tmp_path / "dumped.yaml") == config
 
 
 @pytest.mark.parametrize(
@@ -207,9 +207,9 @@ def test_invalid_devices_or_layouts(layouts, overrides, expected):
 
 
 def test_dump_and_load_are_inverse(minimal, tmp_path):
-    config = load(minimal, ["layout.tensor=2", "layout.sequence_parallel=true", "train.stop_at=5"])
+    config = load_config(minimal, ["layout.tensor=2", "layout.sequence_parallel=true", "train.stop_at=5"])
     (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
-    assert load(tmp_path / "dumped.yaml") == config
+    assert load_config(tmp_path / "dumped.yaml") == config
 
 
 def test_circular_extends_is_rejected(tmp_path):
@@ -291,7 +291,7 @@ def test_all_errors_are_listed(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("extends: defaults.yaml\nrun: runs/a\nmodel: {family: gpt2, size: small}\ntrain: {stpes: 3}\n")
     with pytest.raises(UserError) as caught:
-        load(path, ["data.mix={corpus: 1}"])
+        load_config(path, ["data.mix={corpus: 1}"])
     assert str(caught.value).splitlines() == [
         "4 mistakes in the config:",
         f"  {path}:4: unknown key train.stpes; did you mean train.steps?",
@@ -300,12 +300,12 @@ def test_all_errors_are_listed(tmp_path):
         f"  {tmp_path / 'defaults.yaml'}:2: train.batch must be an integer, not 'many'.",
     ]
     with pytest.raises(UserError, match=r"^2 mistakes in the config:\n  layout.tensor .* heads .*\n  train.batch"):
-        load(TINY, ["layout.tensor=3", "train.batch=7", "model.ffn=510"])
+        load_config(TINY, ["layout.tensor=3", "train.batch=7", "model.ffn=510"])
 
 
 def test_long_list_of_errors_is_truncated():
     with pytest.raises(UserError) as caught:
-        load(TINY, [f"train.x{number}=1" for number in range(100)])
+        load_config(TINY, [f"train.x{number}=1" for number in range(100)])
     first, *_, last = lines = str(caught.value).splitlines()
     assert (first, last, len(lines)) == ("100 mistakes in the config:", "  and 80 more.", 22)
 
@@ -365,20 +365,20 @@ def test_nan_infinite_and_ambiguous_numbers_are_rejected(minimal, override, expe
 
 @pytest.mark.parametrize("word", ["010", "1e5", "1:30", "no", "2026-01-01", "0o17", ".inf", "12", "true", "~"])
 def test_string_that_looks_like_another_type_stays_a_string(minimal, tmp_path, word):
-    config = load(minimal, [f"track.experiment='{word}'"])
+    config = load_config(minimal, [f"track.experiment='{word}'"])
     (tmp_path / "dumped.yaml").write_text(config_to_yaml(config))
-    assert load(tmp_path / "dumped.yaml") == config
+    assert load_config(tmp_path / "dumped.yaml") == config
 
 
 def test_numbers_of_yaml_1_2(minimal):
     written = ["train.steps=1_000", "train.batch=0x10", "train.seed=0o17", "optimizer.lr=1e-4", "run=2026-01-01"]
-    config = load(minimal, written)
+    config = load_config(minimal, written)
     assert (config.train.steps, config.train.batch, config.train.seed) == (1000, 16, 15)
     assert (config.optimizer.lr, config.run) == (1e-4, "2026-01-01")
 
 
 def test_with_override_adds_an_override_without_reading_again(minimal):
-    expected = load(minimal, ["train.steps=7", "model.vocabulary=300"])
+    expected = load_config(minimal, ["train.steps=7", "model.vocabulary=300"])
     written = UncheckedConfig.read(minimal, ["train.steps=7"])
     minimal.unlink()
     assert written.with_override("model.vocabulary=300").load() == expected
@@ -389,37 +389,37 @@ FIVE_STAGES = ["layout.pipeline=5", "devices=5", "train.batch=60", "layout.micro
 
 
 def test_indivisible_layers_are_cut_by_flops():
-    assert load("gpt2/small", FIVE_STAGES).layout.layers_per_stage == (3, 3, 3, 3, 0)
-    assert load("palm/540b", ["devices=768", "layout.pipeline=12"]).layout.layers_per_stage == (*[10] * 11, 8)
+    assert load_config("gpt2/small", FIVE_STAGES).layout.layers_per_stage == (3, 3, 3, 3, 0)
+    assert load_config("palm/540b", ["devices=768", "layout.pipeline=12"]).layout.layers_per_stage == (*[10] * 11, 8)
 
 
 def test_equal_stages_are_the_default():
-    assert load("gpt2/small", ["layout.pipeline=4"]).layout.layers_per_stage is None
-    by_flops = load("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=auto"])
+    assert load_config("gpt2/small", ["layout.pipeline=4"]).layout.layers_per_stage is None
+    by_flops = load_config("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=auto"])
     assert by_flops.layout.layers_per_stage == (4, 4, 4, 0)
-    assert load("gpt2/small", ["layout.layers_per_stage=auto"]).layout.layers_per_stage is None
+    assert load_config("gpt2/small", ["layout.layers_per_stage=auto"]).layout.layers_per_stage is None
 
 
 def test_saved_config_keeps_its_cut(tmp_path):
-    config = load("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=[5,4,2,1]"])
+    config = load_config("gpt2/small", ["layout.pipeline=4", "layout.layers_per_stage=[5,4,2,1]"])
     saved = tmp_path / "config.yaml"
     saved.write_text(config_to_yaml(config))
-    assert load(saved) == config
-    assert load(saved, ["layout.pipeline=4"]).layout.layers_per_stage == (5, 4, 2, 1)
+    assert load_config(saved) == config
+    assert load_config(saved, ["layout.pipeline=4"]).layout.layers_per_stage == (5, 4, 2, 1)
 
 
 @pytest.mark.parametrize(("pipeline", "expected"), [(1, None), (2, None), (8, (1, 1, 2, 2, 2, 2, 2, 0))])
 def test_another_number_of_stages_has_another_cut(tmp_path, pipeline, expected):
     saved = tmp_path / "config.yaml"
-    saved.write_text(config_to_yaml(load("gpt2/small", FIVE_STAGES)))
-    assert load(saved, [f"layout.pipeline={pipeline}", "train.batch=64"]).layout.layers_per_stage == expected
+    saved.write_text(config_to_yaml(load_config("gpt2/small", FIVE_STAGES)))
+    assert load_config(saved, [f"layout.pipeline={pipeline}", "train.batch=64"]).layout.layers_per_stage == expected
 
 
 def test_cut_of_a_table_of_layouts_follows_its_stages(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("extends: gpt2/small\nlayouts: {8: {pipeline: 2, layers_per_stage: [7, 5], microbatch: 1}}\n")
-    assert load(path).layout.layers_per_stage == (7, 5)
-    assert load(path, ["layout.pipeline=4"]).layout.layers_per_stage is None
+    assert load_config(path).layout.layers_per_stage == (7, 5)
+    assert load_config(path, ["layout.pipeline=4"]).layout.layers_per_stage is None
 
 
 @pytest.mark.parametrize("override", ["layout.pipeline=two", "layout.virtual=null"])
@@ -427,7 +427,7 @@ def test_number_of_stages_of_a_cut_must_be_an_integer(tmp_path, override):
     path = tmp_path / "config.yaml"
     path.write_text("extends: gpt2/small\nlayout: {pipeline: 2, layers_per_stage: [7, 5]}\n")
     with pytest.raises(UserError, match=f"{override.partition('=')[0]} must be an integer"):
-        load(path, [override])
+        load_config(path, [override])
 
 
 @pytest.mark.parametrize(
@@ -443,12 +443,12 @@ def test_number_of_stages_of_a_cut_must_be_an_integer(tmp_path, override):
 )
 def test_parts_of_a_mix_are_checked(minimal, value, message):
     with pytest.raises(UserError) as error:
-        load(minimal, [f"data.mix={{a: {value}}}"])
+        load_config(minimal, [f"data.mix={{a: {value}}}"])
     assert message in str(error.value)
 
 
 def test_parts_of_a_mix_stay_as_written(minimal):
     value = {"weight": 2, "quality": [0.5, 1.0], "max_epochs": 4}
-    config = load(minimal, ["data.mix={a: {weight: 2, quality: [0.5, 1.0], max_epochs: 4}, b: [{weight: 1}]}"])
+    config = load_config(minimal, ["data.mix={a: {weight: 2, quality: [0.5, 1.0], max_epochs: 4}, b: [{weight: 1}]}"])
     assert config.data.mix == {"a": value, "b": [{"weight": 1}]}
-    assert load(minimal, ["data.mix={a: {weight: 2}}", "data.mix.a=3"]).data.mix == {"a": 3.0}
+    assert load_config(minimal, ["data.mix={a: {weight: 2}}", "data.mix.a=3"]).data.mix == {"a": 3.0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from megaptm.config import Config, load, resolve_model, resolve_spec
+from megaptm.config import Config, load_config, resolve_model, resolve_spec
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.phases import phase_end
 from megaptm.config.read import UncheckedConfig, phase_configs
@@ -51,7 +51,7 @@ CHINESE = {"bert": 102_267_648, "ernie-2": EXACT["ernie-2", "base"] - (30_522 - 
 def loaded(name: str) -> Config:
     """Return the config `family/name`, or that of one of its phases: `family/name@1`."""
     name, _, phase = name.partition("@")
-    return phase_configs(load(name))[int(phase or 0)]
+    return phase_configs(load_config(name))[int(phase or 0)]
 
 
 def value_of(config: Any, key: str) -> Any:
@@ -385,7 +385,7 @@ def test_elmo_epochs(size: str) -> None:
 
 def test_pattern_key_of_another_pattern_is_rejected() -> None:
     with pytest.raises(UserError, match=r"model\.attention\.window is no option of the attention of bigbird/base"):
-        load("bigbird/base", ["model.attention.window=64"])
+        load_config("bigbird/base", ["model.attention.window=64"])
 
 
 def test_distilbert_epochs_and_warmup() -> None:

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.reference import config_keys_as_markdown, config_sections, find_sections
 from megaptm.config.yamls import flatten_keys
 from megaptm.errors import UserError
@@ -18,7 +18,7 @@ def test_page_equals_the_output_of_the_command():
 
 def test_every_key_has_a_meaning():
     keys = {key.path: key for section in config_sections() for key in section.keys}
-    config = load("gpt2/tiny", ["train.ramp={start: 8, increment: 8, samples: 100}"])
+    config = load_config("gpt2/tiny", ["train.ramp={start: 8, increment: 8, samples: 100}"])
     settable = {key for key in flatten_keys(config.model_dump()) if not key.startswith("model.attention.")}
     assert settable <= set(keys)
     assert "model.attention" in keys

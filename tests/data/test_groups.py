@@ -70,7 +70,7 @@ def test_a_part_reads_the_documents_of_its_groups(grouped, part, shards, objecti
 
 def test_parts_of_a_corpus_have_exact_shares(grouped, plain):
     mix = opened({grouped: [{"weight": 3, "quality": [0.5, 1]}, {"weight": 1, "quality": [0, 0.5]}], plain: 4})
-    tokens = [int(order.shards.sums("tokens").sum()) / order.per_epoch for order in mix.orders]
+    tokens = [int(order.shards.table_column("tokens").sum()) / order.per_epoch for order in mix.orders]
     assert np.array(mix.quotas) * tokens / np.dot(mix.quotas, tokens) == pytest.approx([3 / 8, 1 / 8, 4 / 8], abs=1e-4)
     assert [name.removeprefix(grouped) for name in mix.names[:2]] == [" (quality 0.5 to 1)", " (quality 0 to 0.5)"]
     assert len({source.key for source in mix.sources}) == 3
@@ -85,7 +85,7 @@ def test_a_table_of_a_weight_is_the_weight(grouped):
 
 def test_size_exponent_counts_documents_of_the_groups(grouped, plain):
     mix = opened({grouped: {"weight": 1, "domains": ["web"]}, plain: 1}, size_exponent=1.0)
-    documents = [int(order.shards.sums("samples").sum()) for order in mix.orders]
+    documents = [int(order.shards.table_column("samples").sum()) for order in mix.orders]
     assert documents == [60, 60]
     read = [quota / order.per_epoch for quota, order in zip(mix.quotas, mix.orders, strict=True)]
     assert read[0] == pytest.approx(read[1], rel=1e-3)
@@ -147,7 +147,7 @@ def test_max_epochs_with_shares_that_change(grouped, plain):
 def test_epochs_of_an_earlier_config_count(grouped, plain):
     """A mix that continues another one reads only the rest of max_epochs."""
     before = opened({grouped: 1, plain: 1})
-    read = before.read(100)
+    read = before.samples_read(100)
     mix = opened({grouped: {"weight": 1, "max_epochs": 1}, plain: 1}, start=ReadCursors(10, 100, read))
     [number, per_epoch] = read[mix.sources[0].key]
     assert sum(mix.locate(index).source == 0 for index in range(100, 1500)) == per_epoch - number
@@ -202,7 +202,7 @@ def test_a_ramp_moves_the_parts_of_a_corpus_together(grouped, plain):
     parts = [{"weight": 3, "quality": [0.5, 1]}, {"weight": 1, "quality": [0, 0.5], "max_epochs": 1}]
     schedule = BatchSchedule(final_size=2)
     mix = opened({grouped: parts, plain: 4}, schedule=schedule, mix_ramp=({plain: 1}, (100, 300)))
-    tokens = [int(order.shards.sums("tokens").sum()) / order.per_epoch for order in mix.orders]
+    tokens = [int(order.shards.table_column("tokens").sum()) / order.per_epoch for order in mix.orders]
     assert mix.phases[0].quotas == [0, 0, BLOCK]
     ramped = next(phase for phase in mix.phases if phase.step == 200)
     weights = np.array(ramped.quotas) * tokens

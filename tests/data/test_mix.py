@@ -54,7 +54,7 @@ def test_samples_match_batch_spec_and_depend_on_index_only(folders, objective, d
     indices = np.random.default_rng(0).integers(0, 3 * BLOCK, 20).tolist()
     for index in indices:
         sample = mix.sample(index)
-        mix.batch.check(sample, maker=objective)
+        mix.batch_spec.check(sample, maker=objective)
         assert equal_samples(sample, opened(weights, objective, document_mask=document_mask).sample(index))
     copy = pickle.loads(pickle.dumps(mix))
     assert all(equal_samples(copy.sample(index), mix.sample(index)) for index in indices)
@@ -124,7 +124,7 @@ CHANGED_AT = 150_123
 def changed(folders, weights, before=None, **options):
     """Return a mix with equal weights, and the mix that continues it."""
     before = opened(dict.fromkeys(folders, 1), **(before or {}))
-    start = ReadCursors(step=7, sample=CHANGED_AT, read=before.read(CHANGED_AT))
+    start = ReadCursors(step=7, sample=CHANGED_AT, read=before.samples_read(CHANGED_AT))
     return before, opened(weights, schedule=BatchSchedule(1), start=start, **options)
 
 

@@ -10,7 +10,7 @@ import pytest
 from megaptm.data import Loader, open_mix
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.storage import Cache, RetryPolicy
+from megaptm.storage import RemoteFileCache, RetryPolicy
 from tests.data.corpora import equal_samples, publish, tiny_corpus, tiny_special
 
 RETRY = RetryPolicy(seconds=30, deadline=1.0, pause=0.05, max_pause=0.2, report=lambda line: None)
@@ -27,7 +27,7 @@ def folder(tmp_path_factory, s3):
 
 @pytest.fixture
 def cache(tmp_path):
-    return Cache(tmp_path / "cache", retry=RETRY)
+    return RemoteFileCache(tmp_path / "cache", retry=RETRY)
 
 
 def opened(location, cache=None, objective="causal-lm", **options):
@@ -74,7 +74,7 @@ def test_server_outage_does_not_change_samples(folder, cache, faults):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_long_outage_raises_user_error(folder, tmp_path, faults, workers):
     retry = RetryPolicy(seconds=3.0, deadline=3.0, pause=0.05, max_pause=0.2, report=lambda line: None)
-    cache = Cache(tmp_path)
+    cache = RemoteFileCache(tmp_path)
     mix = opened(URL, cache)
     object.__setattr__(cache, "retry", retry)  # after opening, which may be slow on a busy machine
     faults.down()
@@ -100,7 +100,7 @@ def test_loader_processes_share_the_cache(folder, cache, faults):
 def test_cache_stays_below_its_maximum(folder, tmp_path, faults):
     sizes = {path.name: path.stat().st_size for path in folder.glob("train-*")}
     max_bytes = 3 * max(sizes.values())
-    cache = Cache(tmp_path, max_bytes=max_bytes, retry=RETRY)
+    cache = RemoteFileCache(tmp_path, max_bytes=max_bytes, retry=RETRY)
     mix = opened(URL, cache, window=1)
     for index, expected in enumerate(samples(opened(folder, window=1))):
         assert_same([mix.sample(index)], [expected])
@@ -110,7 +110,7 @@ def test_cache_stays_below_its_maximum(folder, tmp_path, faults):
 
 
 def test_shard_larger_than_the_cache_is_rejected(folder, tmp_path, faults):
-    mix = opened(URL, Cache(tmp_path, max_bytes=3000, retry=RETRY))
+    mix = opened(URL, RemoteFileCache(tmp_path, max_bytes=3000, retry=RETRY))
     with pytest.raises(UserError, match=r"^data\.max_cache_bytes \(3,000\) is less than the [\d,]+ bytes of s3://"):
         mix.sample(0)
 
@@ -142,7 +142,7 @@ def test_damaged_remote_shard_is_quarantined(tmp_path, faults):
     tiny_corpus(tmp_path / "corpus", shards=1, seed=5)
     publish(tmp_path / "corpus", url, RETRY)
     faults.inject("corrupt", match=r"GET .*train-000000\.tar$", times=100)
-    mix = opened(url, Cache(tmp_path / "cache", retry=RETRY))
+    mix = opened(url, RemoteFileCache(tmp_path / "cache", retry=RETRY))
     with pytest.raises(UserError) as caught:
         mix.sample(0)
     [last_copy] = (tmp_path / "cache" / "quarantine").iterdir()
@@ -161,11 +161,11 @@ def test_incomplete_upload_is_not_a_corpus(tmp_path, faults):
     with pytest.raises(UserError, match="could not be reached"):
         publish(tmp_path / "corpus", url, RetryPolicy(seconds=3, deadline=5, pause=0.05, report=lambda line: None))
     with pytest.raises(UserError, match=rf"^{url}/manifest\.json does not exist, so {url} is not a finished corpus"):
-        Corpus.open(url, Cache(tmp_path / "cache", retry=RETRY))
+        Corpus.open(url, RemoteFileCache(tmp_path / "cache", retry=RETRY))
 
 
 def test_rebuilt_corpus_at_the_same_url_is_downloaded(tmp_path, faults):
-    url, cache = "s3://corpora/again", Cache(tmp_path / "cache", retry=RETRY)
+    url, cache = "s3://corpora/again", RemoteFileCache(tmp_path / "cache", retry=RETRY)
     for seed in (7, 8):
         tiny_corpus(tmp_path / str(seed), seed=seed)
         publish(tmp_path / str(seed), url, RETRY)
@@ -184,7 +184,7 @@ def test_too_large_metadata_is_not_downloaded(tmp_path, faults, monkeypatch, nam
     with pytest.raises(
         UserError, match=rf"^{url}/{name} has [\d,]+ bytes, more than the maximum of 100,000 .*check the path"
     ):
-        Corpus.open(url, Cache(tmp_path / "cache", retry=RETRY))
+        Corpus.open(url, RemoteFileCache(tmp_path / "cache", retry=RETRY))
     assert not list((tmp_path / "cache").rglob(name))
 
 

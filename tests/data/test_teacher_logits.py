@@ -21,7 +21,6 @@ from megaptm.distillation.cached_logits import (
     SplitLogits,
     TeacherLogits,
     TeacherLogitsManifest,
-    hash_logits_file,
     is_complete_file,
     logits_file_name,
     read_logits_manifest,
@@ -29,7 +28,7 @@ from megaptm.distillation.cached_logits import (
     write_logits_file,
 )
 from megaptm.errors import UserError
-from megaptm.storage import RetryPolicy
+from megaptm.storage import RetryPolicy, hash_regular_file
 
 MANIFEST_CONTENT = {
     "format": FORMAT,
@@ -62,7 +61,7 @@ def open_with_manifest(folder: Path, **changes: Any) -> TeacherLogits:
     """Write a manifest with the hash of the file as it is, and open the folder."""
     path = folder / logits_file_name("train", 0)
     (folder / MANIFEST).write_text(
-        json.dumps(MANIFEST_CONTENT | {"files": {path.name: hash_logits_file(path)}} | changes)
+        json.dumps(MANIFEST_CONTENT | {"files": {path.name: hash_regular_file(path)}} | changes)
     )
     return TeacherLogits.open(folder)
 

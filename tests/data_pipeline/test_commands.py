@@ -10,7 +10,7 @@ from data_pipeline.commands import run_build_command, run_verify_command, tokeni
 from data_pipeline.inspection import inspect_corpus
 from megaptm.data.shards import read_manifest
 from megaptm.errors import UserError
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 
 @pytest.fixture
@@ -49,7 +49,11 @@ def test_trained_tokenizer_is_used_by_build(text, tmp_path, console):
     report = run_build_command(
         [str(text), f"out={tmp_path}/c", f"tokenizer={tmp_path}/t", "workers=0"], console=console
     )
-    assert report.tokenizer["fingerprint"] == trained.fingerprint == load(tmp_path / "c" / "tokenizer").fingerprint
+    assert (
+        report.tokenizer["fingerprint"]
+        == trained.fingerprint
+        == load_tokenizer(tmp_path / "c" / "tokenizer").fingerprint
+    )
     with pytest.raises(UserError, match="not empty"):
         tokenizer_train([str(text)], str(tmp_path / "t"), console=console)
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.data.loader import Loader
 from megaptm.run.corpora import RunCorpora
 from tests.train.runs import CONFIGS, SHAPE, build, write_text
@@ -35,7 +35,7 @@ def letters(text):
 def test_samples_of_a_step_are_shown(corpus):
     output = inspect(corpus, "--step", "4", "--count", "2")
     assert re.findall(r"sample \d+", output) == ["sample 12", "sample 13"]
-    corpora = RunCorpora(load(CONFIGS / "gpt2/tiny.yaml", [f"data.mix={{{corpus}: 1}}", *WORDS]))
+    corpora = RunCorpora(load_config(CONFIGS / "gpt2/tiny.yaml", [f"data.mix={{{corpus}: 1}}", *WORDS]))
     with Loader(corpora.mix("train"), start_step=3, batch=4, microbatch=4, workers=0) as loader:
         _, [microbatch] = next(iter(loader))
     for row in microbatch["tokens"][:2]:

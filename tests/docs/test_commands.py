@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from data_pipeline.recipe import read_recipe
 from megaptm.__main__ import main
-from megaptm.config import load, resolve_spec
+from megaptm.config import load_config, resolve_spec
 from megaptm.families.uniter import image_recipe
 from tests import ROOT
 from tests.docs.commands import PAGES, PROGRAMS, Command, all_commands, commands_of, megaptm_arguments, parse_arguments
@@ -160,7 +160,7 @@ def resolve_config(words: list[str], *, with_files: bool = True) -> None:
         # The planner chooses this layout, for a machine that the test does not have.
         values = [value for value in values if value != "layout=auto"]
         # A later config replaces an earlier one, as in slurm/common.sh.
-        resolve_spec(load(files[-1] if words[0] == "train" else files[0], values))
+        resolve_spec(load_config(files[-1] if words[0] == "train" else files[0], values))
 
 
 def test_commands_in_sentences_are_valid(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from megaptm.config import load
+from megaptm.config import load_config
 from tests.drills.conftest import COSTS, TrainingCost
 from tests.drills.program import TIMEOUT_SECONDS, checkpoints, family_of, last_step, start, wait_for
 from tests.drills.tiny_corpora import tiny_config
@@ -41,7 +41,7 @@ def kill_half_way(family: str, run: Path, *overrides: str, seconds: float = TIME
 
     Return their CPU seconds, which `children_seconds` does not include.
     """
-    steps = load(tiny_config(family), overrides).train.steps
+    steps = load_config(tiny_config(family), overrides).train.steps
     job = start("train", str(tiny_config(family)), *overrides, THREADS)
     wait_for(
         lambda: run.is_dir() and checkpoints(run) and last_step(run) >= steps // 2, job, every=0.1, seconds=seconds

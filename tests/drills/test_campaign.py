@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from data_pipeline import commands
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from tests.drills.killed_runs import children_seconds
 from tests.drills.program import arguments, checkpoints, family_of, finish, last_step, losses, start, wait_for
 from tests.processes import command_of, environment_of, is_alive, send, survivors
@@ -119,7 +119,7 @@ def losses_in_order(run: Path) -> list[float]:
 
 
 def hash_files(run: Path) -> list[str]:
-    return [file.sha256 for file in Store(run).load(STEPS).files]
+    return [file.sha256 for file in CheckpointStore(run).load(STEPS).files]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

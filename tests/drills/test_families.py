@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 
 from data_pipeline import commands
-from megaptm.config import load as load_config
+from megaptm.config import load_config
 from megaptm.distillation.section import distill_section
 from megaptm.families import CATALOGUE
 from megaptm.families.macbert.corpus import write_similar_words
 from megaptm.objectives import OBJECTIVES
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests import ROOT
 from tests.drills.program import arguments, losses, resumed_at
 from tests.forked import megaptm
@@ -122,7 +122,7 @@ def macbert_overrides(corpus: Path) -> list[str]:
     """Return the objective of MacBERT, with a table of similar words for this text."""
     words = ["message", "header", "string", "value", "name", "part", "line", "text", "self", "return"]
     table = corpus.parent / "similar.npz"
-    write_similar_words({word: {*words} - {word} for word in words}, load(corpus / "tokenizer"), table)
+    write_similar_words({word: {*words} - {word} for word in words}, load_tokenizer(corpus / "tokenizer"), table)
     masks = {"hide": "ngrams", "length_weights": [0.4, 0.3, 0.2, 0.1], "show": "similar-words", "similar": str(table)}
     return [f"objective={json.dumps({'masked-lm': masks, 'sentence-order': {}})}"]
 

@@ -4,7 +4,7 @@ run."""
 import numpy as np
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.folder import absolute_paths
@@ -26,7 +26,7 @@ def read_steps(family, corpus, tmp_path, *, data=1, microbatch=12, workers=0, st
     """Return the next steps, each joined over ranks: field -> [BATCH, ...]."""
     path, *overrides = arguments(family, tmp_path / "run", corpus)
     layout = [f"layout.data={data}", f"layout.microbatch={microbatch}", f"data.workers={workers}"]
-    config = absolute_paths(load(path, [*overrides, *layout]))
+    config = absolute_paths(load_config(path, [*overrides, *layout]))
     parts = []
     for ranks in ranks_of(data):
         source = BatchSource(config, ranks, RunCorpora(config))

@@ -18,7 +18,7 @@ import megaptm
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.commands.evaluate import evaluate_command
 from megaptm.commands.export import export_group
-from megaptm.config import Config, load
+from megaptm.config import Config, load_config
 from megaptm.data import Mix, open_mix
 from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.data.statistics import unigram_loss
@@ -85,7 +85,7 @@ def finished(
     folder = documented_corpora(family)
     monkeypatch_module.chdir(folder)  # the working directory of a config's relative paths
     run = folder / "runs" / f"{family}-tiny"
-    if (distill := distill_section(load(tiny_config(family)))) is not None and not checkpoints(
+    if (distill := distill_section(load_config(tiny_config(family)))) is not None and not checkpoints(
         folder / distill.teacher
     ):
         assert finish("train", str(tiny_config("bert")), THREADS).returncode == 0
@@ -108,7 +108,7 @@ def finished(
 
 def divided_axis(family: str) -> str:
     """Return the axis on which two processes resume: pipeline, or data for families and students that have no other."""
-    is_student = family in CATALOGUE and distill_section(load(tiny_config(family))) is not None
+    is_student = family in CATALOGUE and distill_section(load_config(tiny_config(family))) is not None
     return "data" if family in RECURRENT or is_student else "pipeline"
 
 

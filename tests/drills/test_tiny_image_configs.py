@@ -24,7 +24,7 @@ from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
 from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.inference.loaded_model import LoadedModel
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from megaptm.track import read_metrics
 from tests import ROOT
 from tests.data_pipeline.images.pictures import build

@@ -74,7 +74,7 @@ def test_layer_attends_to_the_blocks_of_its_table() -> None:
     """The table of blocks is that of all heads together."""
     model = build_long_model()
     del model.encoder["1"]
-    model.encoder.numbers = range(1)
+    model.encoder.layer_numbers = range(1)
     batch = {"tokens": torch.arange(1, LENGTH + 1)[None] % 100, "segments": torch.zeros(1, LENGTH, dtype=torch.long)}
     table = torch.from_numpy(SparseBlocks(BLOCK, NUM_RANDOM_BLOCKS, heads=range(4)).table(LENGTH)).any(0)
     assert not table.all()
@@ -86,7 +86,7 @@ def test_global_tokens_without_edge_blocks() -> None:
     """Global tokens without edge blocks (BigBird-ETC) attend to all positions and are attended to by all."""
     model = build_long_model(edge_blocks=False)
     del model.encoder["1"]
-    model.encoder.numbers = range(1)
+    model.encoder.layer_numbers = range(1)
     marks = torch.zeros(1, LENGTH, dtype=torch.long)
     marks[0, 1] = 1
     batch = {"tokens": torch.arange(1, LENGTH + 1)[None] % 100, "segments": marks * 0, "global_tokens": marks}

@@ -18,12 +18,12 @@ from torch.utils.flop_counter import FlopCounterMode
 import megaptm
 from data_pipeline.recipe import TokenizerRecipe
 from megaptm.batch import IGNORED
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.data import Loader, open_mix
 from megaptm.errors import UserError
 from megaptm.families.clip import CLIP, head_modules
 from megaptm.families.clip.head_modules import LARGEST
-from megaptm.families.clip.inference import ImageTextModel, class_vectors, retrieval
+from megaptm.families.clip.inference import ImageTextModel, class_vectors, measure_retrieval
 from megaptm.families.vit.corpus.shapes import write_shapes
 from megaptm.hub.huggingface import from_hugging_face, to_hugging_face
 from megaptm.models.head_costs import head_costs
@@ -31,7 +31,7 @@ from megaptm.models.initial import init_weights, initial_value
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import published_spec
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.images.pictures import build, picture
 from tests.families.vision import load_reference, pixel_values, weights_of
 from tests.models.test_parts import assert_parts_equal_model
@@ -219,7 +219,7 @@ def run(corpora):
     """Return the tiny config's model with half the layers, after 100 steps."""
     overrides = ["model.layers=2", "model.width=48", "model.ffn=96", "model.stacks.text.layers=1"]
     overrides += [f"data.mix={{{corpora / 'pairs'}: 1}}", f"run={corpora / 'run'}", "model.vocabulary=320"]
-    config = load(CONFIGS / "tiny.yaml", overrides)
+    config = load_config(CONFIGS / "tiny.yaml", overrides)
     tokenizer = load_tokenizer(corpora / "pairs/tokenizer")
     mix = open_mix(config.data.mix, objective=config.objective, sequence=17, seed=1, special=tokenizer.special)
     model = Model(resolve_model(config))
@@ -248,7 +248,7 @@ def test_zero_shot_accuracy_after_training(run, corpora):
 
 
 def test_retrieval_after_training(run):
-    result = retrieval(run)
+    result = measure_retrieval(run)
     assert result.pairs > 150
     for shares in (result.texts_of_images, result.images_of_texts):
         assert all(shares[first] > 2 * first / result.pairs for first in (5, 10))
@@ -326,13 +326,13 @@ def test_exported_processor_gives_equal_embeddings(run, tmp_path):
 )
 def test_invalid_config_is_refused(override, message):
     with pytest.raises(UserError, match=message):
-        load(CONFIGS / "b-32.yaml", [override])
+        load_config(CONFIGS / "b-32.yaml", [override])
 
 
 @pytest.mark.parametrize("size", ["b-32", "b-16", "l-14", "l-14-336"])
 def test_recipes_match_the_paper(size):
     """arXiv:2103.00020, tables 18 and 19."""
-    config = load(CONFIGS / f"{size}.yaml")
+    config = load_config(CONFIGS / f"{size}.yaml")
     optimizer, spec = config.optimizer, resolve_model(config)
     rate = {"b-32": 5e-4, "b-16": 5e-4, "l-14": 4e-4, "l-14-336": 2e-5}[size]
     assert spec == replace(published_spec(CLIP, size), family=spec.family)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.families.cove import COVE
 from megaptm.families.cove.mt_lstm import to_mt_lstm
@@ -211,7 +211,7 @@ def test_unsupported_option_is_refused():
         ("objective=causal-lm", "does not fit cove"),
     ):
         with pytest.raises(UserError, match=sentence):
-            load("configs/cove/tiny.yaml", [more])
+            load_config("configs/cove/tiny.yaml", [more])
     spec = tiny_cove()
     with pytest.raises(UserError, match=r"width is 20, but the output of bidirectional-lstm is 2 x 12 wide"):
         Model(replace(spec, size=change(spec.size, width=20)))
@@ -246,4 +246,4 @@ def test_word_vectors_are_read_from_a_file(tmp_path):
     ):  # without waiting for a writer
         with_word_vectors(table, str(tmp_path / "pipe"), names)
     with pytest.raises(UserError, match=r"model\.word_vectors .* is not used by elmo"):
-        load("configs/elmo/tiny.yaml", ["model.word_vectors=glove.txt"])
+        load_config("configs/elmo/tiny.yaml", ["model.word_vectors=glove.txt"])

@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.families.deberta import DEBERTA_V3
 from megaptm.families.deberta.spec import DifferenceInput
@@ -199,7 +199,7 @@ def test_generator_has_half_the_layers() -> None:
 def test_masking_matches_the_released_code() -> None:
     """15% single tokens are masked, and all are replaced by the mask token."""
     special = SpecialTokens(size=100, pad=96, cls=97, sep=98, mask=99, specials=frozenset({96, 97, 98, 99}))
-    objective, rng = load(ROOT / "configs/deberta-v3/base.yaml").built_objective, np.random.default_rng(0)
+    objective, rng = load_config(ROOT / "configs/deberta-v3/base.yaml").built_objective, np.random.default_rng(0)
     assert objective.losses == WEIGHTS
     for _ in range(50):
         sample = objective.make_sample(

@@ -23,7 +23,7 @@ import torch
 from data_pipeline.commands import run_build_command
 from data_pipeline.inspection import inspect_corpus
 from megaptm.models.head_costs import HEADS
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.console import Console
 from megaptm.hub.counterparts import COUNTERPARTS
 from megaptm.models.model import Model
@@ -35,8 +35,8 @@ run_build_command(["text.txt", "out=corpus", "workers=0", "tokenizer.vocabulary=
 inspect_corpus("corpus", Console(quiet=True), objective=None, split="train", count=1, sequence=8)
 for path in sys.argv[1:]:
     with torch.device("meta"):
-        Model(resolve_model(load(path)))
-    count_parameters(resolve_model(load(path)))
+        Model(resolve_model(load_config(path)))
+    count_parameters(resolve_model(load_config(path)))
 """
 
 

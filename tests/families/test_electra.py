@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.electra import ELECTRA
 from megaptm.families.electra.huggingface import DISCRIMINATOR, GENERATOR
@@ -332,7 +332,7 @@ def test_masked_lm_config_is_a_bert_of_its_shape() -> None:
     """The released code trains ELECTRA-sized BERTs this way; `transformers` loads them as `ElectraForMaskedLM`."""
     path = ROOT / "configs/electra/small.yaml"
     [command] = re.findall(r"^#   megaptm train (?:.*\\\n#)?.*$", path.read_text(), re.MULTILINE)
-    config = load(path, shlex.split(command.replace("\\\n#", ""))[4:])
+    config = load_config(path, shlex.split(command.replace("\\\n#", ""))[4:])
     spec = resolve_model(config)
     shape = {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
     with torch.device("meta"):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.config.check import refuse_invalid_config
 from megaptm.config.model import with_resolved_model
 from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.families.elmo import ELMO
-from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, every_layer, reversed_texts
+from megaptm.families.elmo.every_layer import ScalarMix, TaskWithLayers, all_layer_outputs, reverse_texts
 from megaptm.families.elmo.sampled import sample_negatives, sampled_cross_entropy
 from megaptm.families.elmo.spelling import character_ids, vocabulary_spellings
 from megaptm.models.initial import init_weights
@@ -71,9 +71,9 @@ def test_backward_direction_is_forward_with_its_weights():
     model, batch = build_tiny_model().eval(), elmo_batch(2, 9, seed=1)
     characters, lengths = batch["characters"], torch.tensor([9, 6])
     with torch.no_grad():
-        states = every_layer(model, characters, lengths)
+        states = all_layer_outputs(model, characters, lengths)
         model.forwards, model.backwards = model.backwards, model.forwards
-        reversed_states = every_layer(model, reversed_texts(characters, lengths), lengths)
+        reversed_states = all_layer_outputs(model, reverse_texts(characters, lengths), lengths)
     width = model.spec.size.width
     for row, length in enumerate(lengths.tolist()):
         expected = reversed_states[:, row, :length].flip(1)
@@ -276,12 +276,12 @@ def test_model_learns_with_negatives_and_carried_state():
 )
 def test_unsupported_option_is_refused(more, sentence):
     with pytest.raises(UserError, match=sentence):
-        load("configs/elmo/tiny.yaml", [more])
+        load_config("configs/elmo/tiny.yaml", [more])
 
 
 @pytest.mark.parametrize("name", ["elmo/tiny", "elmo/original", "cove/tiny", "cove/base"])
 def test_written_config_is_the_same_model(name):
-    config = load(f"configs/{name}.yaml", ["model.vocabulary=9000"])
+    config = load_config(f"configs/{name}.yaml", ["model.vocabulary=9000"])
     written = with_resolved_model(config)
     refuse_invalid_config(written)
     assert resolve_model(written) == resolve_model(config)
@@ -289,7 +289,7 @@ def test_written_config_is_the_same_model(name):
 
 def test_filters_need_characters():
     with pytest.raises(UserError, match=r"model\.filters .* is not used by gpt2"):
-        load("configs/gpt2/tiny.yaml", ["model.filters=[[1, 2]]"])
+        load_config("configs/gpt2/tiny.yaml", ["model.filters=[[1, 2]]"])
 
 
 def test_too_many_negatives_are_refused():

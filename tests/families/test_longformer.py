@@ -92,7 +92,7 @@ def test_precomputed_global_positions_change_nothing(recompute: bool) -> None:
     if recompute:
         for module in model.modules():
             if isinstance(module, Stack):
-                for number in module.numbers:
+                for number in module.layer_numbers:
                     module[str(number)].run = partial(checkpoint, use_reentrant=False)
     prepared = GlobalTokensHook().prepare_batch(batch)
     assert prepared["global_positions"].shape == (len(batch["tokens"]), 4)  # of three global tokens

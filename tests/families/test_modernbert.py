@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.config.read import phase_configs
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -155,7 +155,7 @@ def test_layer_attends_to_its_window(family: str, attended: range) -> None:
 def test_phases_change_the_base_of_global_layers() -> None:
     bases = [
         [record.rope_base for record in resolve_model(phase).family.last_block.attentions]
-        for phase in phase_configs(load("modernbert/base-phases"))
+        for phase in phase_configs(load_config("modernbert/base-phases"))
     ]
     extended = [160_000.0, 10_000.0, 10_000.0]
     assert bases == [[10_000.0] * 3, extended, extended]
@@ -171,4 +171,4 @@ def test_phases_change_the_base_of_global_layers() -> None:
 )
 def test_invalid_options_are_rejected(name: str, key: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load(name, [f"model.attention.{key}"])
+        load_config(name, [f"model.attention.{key}"])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families.unimo import UNIMO
 from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
@@ -202,7 +202,7 @@ def test_masked_and_padded_inputs_are_ignored() -> None:
 
 def test_recipes_match_the_paper() -> None:
     for size in ("base", "large"):
-        config = load(CONFIGS / f"{size}.yaml")
+        config = load_config(CONFIGS / f"{size}.yaml")
         assert count_parameters(resolve_model(config)) == count_parameters(published_spec(UNIMO, size))
         assert config.optimizer.lr == 5e-5
         shares = {task.label: task.share.at(0) for task in config.built_objective.tasks}
@@ -243,7 +243,7 @@ def test_recipes_match_the_paper() -> None:
 )
 def test_invalid_config_is_refused(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load(CONFIGS / "tiny.yaml", [override])
+        load_config(CONFIGS / "tiny.yaml", [override])
 
 
 @pytest.mark.parametrize(

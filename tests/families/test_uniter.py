@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from megaptm.batch import IGNORED
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.config.model import with_resolved_model
 from megaptm.errors import UserError
 from megaptm.families.bert.huggingface import MASKED, encoder_rules
@@ -358,7 +358,7 @@ def test_initial_mask_embedding():
 
 @pytest.mark.parametrize("size", ["base", "large"])
 def test_recipes_match_the_released_configs(size):
-    config = load(CONFIGS / f"{size}.yaml")
+    config = load_config(CONFIGS / f"{size}.yaml")
     spec, optimizer = resolve_model(config), config.optimizer
     assert count_parameters(spec) == count_parameters(published_spec(UNITER, size))
     assert (optimizer.lr, optimizer.betas, optimizer.weight_decay, optimizer.clip) == (5e-5, (0.9, 0.98), 0.01, 5.0)
@@ -371,21 +371,21 @@ def test_recipes_match_the_released_configs(size):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_tiny_config_runs_on_one_or_two_data_ranks(ranks):
-    config = load(CONFIGS / "tiny.yaml", [f"layout.data={ranks}"])
+    config = load_config(CONFIGS / "tiny.yaml", [f"layout.data={ranks}"])
     assert config.train.batch == 2 * config.layout.microbatch
 
 
 def test_written_config_has_init_std():
-    config = load(CONFIGS / "tiny.yaml")
+    config = load_config(CONFIGS / "tiny.yaml")
     assert with_resolved_model(config).model.init_std == resolve_model(config).family.init.std == 0.1
-    assert with_resolved_model(load(CONFIGS / "base.yaml")).model.init_std == 0.02
+    assert with_resolved_model(load_config(CONFIGS / "base.yaml")).model.init_std == 0.02
 
 
 def test_written_config_has_the_detector():
-    config = load(CONFIGS / "tiny.yaml")
+    config = load_config(CONFIGS / "tiny.yaml")
     assert with_resolved_model(config).model.detector == (24, 17)
     assert resolve_model(config).size.inputs["detector"] == (24, 17)
-    assert with_resolved_model(load(CONFIGS / "base.yaml")).model.detector == (2048, 1601)
+    assert with_resolved_model(load_config(CONFIGS / "base.yaml")).model.detector == (2048, 1601)
 
 
 @pytest.mark.parametrize(
@@ -406,12 +406,12 @@ def test_written_config_has_the_detector():
 )
 def test_invalid_config_is_refused(override, message):
     with pytest.raises(UserError, match=message):
-        load(CONFIGS / "tiny.yaml", [override])
+        load_config(CONFIGS / "tiny.yaml", [override])
 
 
 def test_detector_of_another_family_is_refused():
     with pytest.raises(UserError, match=r"model.detector .* is not used by clip"):
-        load(CONFIGS.parent / "clip/tiny.yaml", ["model.detector=[24,17]"])
+        load_config(CONFIGS.parent / "clip/tiny.yaml", ["model.detector=[24,17]"])
 
 
 @pytest.mark.parametrize(

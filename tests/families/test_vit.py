@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import megaptm
 from megaptm.__main__ import main
 from megaptm.batch import IGNORED
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.data import Loader, open_mix, read_validation
 from megaptm.errors import UserError
 from megaptm.families.vit import VIT
@@ -29,7 +29,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.plan.count import count_parameters, step_flops
 from megaptm.spec import TokenInput, change, published_spec
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from megaptm.tokenizers.labels import make_label_tokenizer
 from tests.data_pipeline.images.pictures import digits
 from tests.families.vision import load_reference, pixel_values, weights_of
@@ -134,7 +134,7 @@ def test_import_as_a_run(tmp_path):
     result = CliRunner().invoke(main, ["import", "hf", str(tmp_path / "out"), str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     assert "corpus images FOLDER_OF_LABELS out=" in result.output
-    config = load(tmp_path / "run/config.yaml")
+    config = load_config(tmp_path / "run/config.yaml")
     assert config.objective == {"image-labels": {"size": GRID * SIDE}}
     assert (config.model.patch, config.model.context, config.data.sequence) == (SIDE, GRID**2 + 1, GRID**2 + 1)
     loaded = megaptm.load(tmp_path / "run")
@@ -201,7 +201,7 @@ def test_text_options_are_refused(options, message):
 )
 def test_invalid_config_is_refused(override, message):
     with pytest.raises(UserError, match=message):
-        load(CONFIGS / "b-16.yaml", [override])
+        load_config(CONFIGS / "b-16.yaml", [override])
 
 
 def test_image_options_of_text_models_are_refused():
@@ -210,12 +210,12 @@ def test_image_options_of_text_models_are_refused():
         ("model.patch=4", "bert/base, which reads no images"),
     ):
         with pytest.raises(UserError, match=message):
-            load(CONFIGS.parent / "bert/base.yaml", [override])
+            load_config(CONFIGS.parent / "bert/base.yaml", [override])
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_configs_match_their_images(path):
-    config = load(path)
+    config = load_config(path)
     spec = resolve_model(config)
     patches = config.built_objective.batch_spec(config.data.sequence, True).fields["patches"]
     assert patches.shape == (patches_per_side(spec) ** 2, CHANNELS * patch_side(spec) ** 2)
@@ -223,7 +223,9 @@ def test_configs_match_their_images(path):
 
 
 def test_recipes_match_the_paper():
-    configs = {name: load(CONFIGS / f"{name}.yaml") for name in ("b-16", "b-32", "l-16", "h-14", "b-16-imagenet")}
+    configs = {
+        name: load_config(CONFIGS / f"{name}.yaml") for name in ("b-16", "b-32", "l-16", "h-14", "b-16-imagenet")
+    }
     for config in configs.values():
         assert (config.train.batch, config.optimizer.warmup_steps, config.optimizer.betas) == (
             4096,
@@ -260,7 +262,7 @@ def train_on_digits(corpus: Path, objective: str, *, steps: int) -> tuple[Model,
     """Train a model with half the tiny config's layers on digits. Return it and validation batches."""
     image_options = {"size": 8, "crop": "none", "flip": False}
     overrides = [f"objective={json.dumps({objective: image_options})}", "model.layers=2", "model.vocabulary=10"]
-    config = load(CONFIGS / "tiny.yaml", overrides)
+    config = load_config(CONFIGS / "tiny.yaml", overrides)
     special = load_tokenizer(corpus / "tokenizer").special
     options = {"objective": config.objective, "sequence": 17, "seed": 1, "special": special}
     mix, held_out = (open_mix({str(corpus): 1.0}, split=split, **options) for split in ("train", "validation"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from megaptm.checkpoint.committed import find_committed
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.errors import EXIT_CONTINUE
 from megaptm.track import upload_metrics
 from tests.drills.program import finish, losses
@@ -45,7 +45,7 @@ def compare(job: Job, outcomes: Sequence[Outcome]) -> tuple[str, bool]:
     for outcome in outcomes:
         outcome.is_compared = True
     steps = {*range(1, last + 1)}
-    checkpoints = [[file.sha256 for file in Store(run).load(last).files] for run in (job.run, reference)]
+    checkpoints = [[file.sha256 for file in CheckpointStore(run).load(last).files] for run in (job.run, reference)]
     are_equal = {
         "losses": not differing,
         "last checkpoint": checkpoints[0] == checkpoints[1],

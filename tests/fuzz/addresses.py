@@ -78,9 +78,9 @@ def _urls(url: str, folder: Path) -> list[str]:
 def read_addresses(folder: Path) -> Any:
     """Return the URL of each shard; check that none is a local file."""
     from megaptm.data.shards import Corpus
-    from megaptm.storage import Cache
+    from megaptm.storage import RemoteFileCache
 
-    corpus = Corpus.open(folder, Cache(folder / "cache"))
+    corpus = Corpus.open(folder, RemoteFileCache(folder / "cache"))
     urls = [
         corpus.url_of(info.name) for split in SPLITS for info in ShardTable(corpus.folder / table_name(split), split)
     ]

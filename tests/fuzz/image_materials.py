@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 import yaml
 
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.families.uniter.corpus.region_shapes import DETECTOR, write_region_shapes
 from megaptm.hub.huggingface import to_hugging_face
 from megaptm.run.checkpoint import open_checkpoint
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests import ROOT
 from tests.data_pipeline.images.pictures import build, picture, write_tar
 from tests.fuzz.addresses import write_remote_corpus
@@ -68,7 +68,7 @@ def make(folder: Path, folders: set[str]) -> None:
     corpora = {"vit": labels, "clip": texts, "uniter": regions, "unimo": regions}
     _write_configs(folder, corpora, meanings)
     for family in FAMILIES:
-        config, run = load(folder / f"config-images/{family}.yaml"), folder / f"run-{family}"
+        config, run = load_config(folder / f"config-images/{family}.yaml"), folder / f"run-{family}"
         save_initial(config, run)
         shutil.copytree(corpora[family] / "tokenizer", run / "tokenizer")
     for family in ("vit", "clip"):
@@ -121,5 +121,5 @@ def _write_configs(folder: Path, corpora: dict[str, Path], meanings: Path) -> No
         (config_folder / f"{family}.yaml").write_text(yaml.safe_dump(config))
         vocabulary = load_tokenizer(corpora[family] / "tokenizer").vocabulary
         words = [*SMALL, *FAMILY_OPTIONS[family], f"model.vocabulary={vocabulary}"]
-        smaller = load(config_folder / f"{family}.yaml", words)
+        smaller = load_config(config_folder / f"{family}.yaml", words)
         (config_folder / f"{family}.yaml").write_text(config_to_yaml(smaller))

@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from megaptm.distillation.cached_logits import (
     FORMAT,
     SampleLogits,
-    hash_logits_file,
     logits_file_name,
     sample_digest,
     write_logits_file,
@@ -26,6 +25,7 @@ from megaptm.hub.huggingface import to_hugging_face
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.run.checkpoint import open_checkpoint
+from megaptm.storage import hash_regular_file
 from tests import ROOT
 from tests.fuzz.image_materials import make as make_images
 from tests.models.recurrent import tiny_elmo
@@ -78,7 +78,7 @@ def _write_logits(folder: Path) -> None:
     )
     numbers = {"step": 1, "top": 2, "sequence": 8, "vocabulary": 20, "per_file": 4}
     words = {"format": FORMAT, "teacher": "it", "head": "mlm", "positions": "all", "dtype": "float16"}
-    manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: hash_logits_file(path)}}
+    manifest = {**words, **numbers, "samples": {"train": 3}, "files": {path.name: hash_regular_file(path)}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

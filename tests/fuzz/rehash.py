@@ -12,7 +12,7 @@ import numpy as np
 from megaptm.data.files import npy_bytes
 from megaptm.data.manifest import content_id
 from megaptm.data.table import ROW, index_name, shard_name
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 
 def rehash_manifest(path: Path, manifest: Any) -> None:
@@ -39,5 +39,5 @@ def rehash_corpus(folder: Path, *, tokens: dict[str, int] | None = None) -> None
         path.write_bytes(npy_bytes(rows))
         sums["table_sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     if (folder / "tokenizer").is_dir():
-        manifest["tokenizer"]["fingerprint"] = load(folder / "tokenizer").fingerprint
+        manifest["tokenizer"]["fingerprint"] = load_tokenizer(folder / "tokenizer").fingerprint
     rehash_manifest(folder / "manifest.json", manifest)

@@ -69,12 +69,12 @@ def read_retrieved(folder: Path) -> Any:
     from megaptm.data import open_mix
     from megaptm.families.uniter.retrieved import load_retrieved
     from megaptm.run.corpora import load_corpus_tokenizer
-    from megaptm.storage import Cache, RetryPolicy
+    from megaptm.storage import RemoteFileCache, RetryPolicy
     from tests.fuzz.image_targets import digest_of
 
     load_retrieved.cache_clear()
     corpus = Corpus.open(folder.parent / "materials/corpus-regions")
-    cache = Cache(folder / "cache", retry=RetryPolicy(seconds=0.0, deadline=2.0))
+    cache = RemoteFileCache(folder / "cache", retry=RetryPolicy(seconds=0.0, deadline=2.0))
     options: dict[str, Any] = {
         "sequence": 64,
         "seed": 0,

@@ -76,9 +76,9 @@ def corpus_commands(folder: Path) -> list[Command]:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    from megaptm.tokenizers import load
+    from megaptm.tokenizers import load_tokenizer
 
-    tokenizer = load(folder / "tokenizer")
+    tokenizer = load_tokenizer(folder / "tokenizer")
     text = "The king saw the cat. 漢字 é\n\n <|endoftext|> [MASK] 12"
     ids = tokenizer.encode(text)
     ends = tokenizer.encode_batch_with_ends([text, ""])
@@ -154,13 +154,13 @@ def mutate_yaml(folder: Path, rng: Random) -> bool:
 
 
 def read_config(folder: Path) -> Any:
-    from megaptm.config import config_to_yaml, load, read_config_draft, resolve_model
+    from megaptm.config import config_to_yaml, load_config, read_config_draft, resolve_model
     from megaptm.config.yamls import flatten_keys
     from megaptm.plan.count import count_parameters
     from megaptm.run.folder import absolute_paths
 
     read_config_draft(folder / "it.yaml")
-    config = absolute_paths(load(folder / "it.yaml"))
+    config = absolute_paths(load_config(folder / "it.yaml"))
     flatten_keys(config.model_dump())
     count_parameters(resolve_model(config))
     config_to_yaml(config)
@@ -186,12 +186,12 @@ def recipe_commands(folder: Path) -> list[Command]:
 
 
 def read_machine(folder: Path) -> Any:
-    from megaptm.config import load
+    from megaptm.config import load_config
     from megaptm.plan.machine import load_machine
     from megaptm.plan.plan import make_plan
 
     machine = load_machine(str(folder / "it.yaml"))
-    make_plan(load("configs/gpt2/small.yaml", ["data.mix={x: 1}"]), machine).to_json()
+    make_plan(load_config("configs/gpt2/small.yaml", ["data.mix={x: 1}"]), machine).to_json()
 
 
 def machine_commands(folder: Path) -> list[Command]:

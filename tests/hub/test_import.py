@@ -15,10 +15,10 @@ import transformers
 from safetensors.torch import load_file
 
 import megaptm
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.commands.export import export_group
 from megaptm.commands.imports import import_group
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
 from megaptm.families.longformer.spec import WindowSpec
@@ -98,7 +98,7 @@ def test_unimo_from_roberta(roberta: ExportedTiny, tmp_path: Path) -> None:
     first, second, *_ = run_command(import_group, "hf", roberta.folder, tmp_path / "run", *overrides).splitlines()
     assert "has no embed.region.project, embed.region.box, embed.region.norm, head.mrfr" in first
     assert second.startswith(f"{roberta.folder} is step 0 of {tmp_path}/run (unimo/custom")
-    config = load(tmp_path / "run/config.yaml")
+    config = load_config(tmp_path / "run/config.yaml")
     assert (config.model.detector, config.model.context, config.data.document_mask) == ((24, 17), 24, False)
     assert isinstance(config.objective, dict)
     assert config.objective["classes"] == {
@@ -183,7 +183,7 @@ def test_import_without_tokenizer(tmp_path: Path) -> None:
     output = run_command(import_group, "hf", source, tmp_path / "run")
     assert "tokenizer=FOLDER_OF_ITS_TOKENIZER" in output
     assert not (tmp_path / "run/tokenizer").exists()
-    checkpoint = Store(tmp_path / "run").load(0)
+    checkpoint = CheckpointStore(tmp_path / "run").load(0)
     refuse_other_model(checkpoint, compatibility_record(from_hugging_face(source).spec, exported.tokenizer.fingerprint))
     message = run_command(export_group, "hf", tmp_path / "run", tmp_path / "again")
     assert not (tmp_path / "again/tokenizer.json").exists()

@@ -20,7 +20,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.objective import DocumentSlice, SampleContext, SentenceGroup
-from megaptm.tokenizers import load, train_tokenizer_on_texts
+from megaptm.tokenizers import load_tokenizer, train_tokenizer_on_texts
 from tests.hub.exported import export_tiny
 from tests.models.tiny import has_counterpart, tiny_spec
 
@@ -48,20 +48,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def load_tokenizer(folder: Path) -> Any:
+def load_hf_tokenizer(folder: Path) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.mark.parametrize("family", KINDS)
 def test_texts_are_truncated_as_in_training(family: str, exported: dict[str, Path]) -> None:
-    tokenizer = load_tokenizer(exported[family])
+    tokenizer = load_hf_tokenizer(exported[family])
     assert tokenizer.model_max_length == SEQUENCE
     assert len(tokenizer("a " * 100, truncation=True).input_ids) == SEQUENCE
 
 
 @pytest.mark.parametrize("family", KINDS)
 def test_padding_changes_no_logits(family: str, exported: dict[str, Path]) -> None:
-    tokenizer = load_tokenizer(exported[family])
+    tokenizer = load_hf_tokenizer(exported[family])
     name = OTHER_CLASSES.get(family, CLASSES[(*CATALOGUE[family].stacks,)])
     model = getattr(transformers, name).from_pretrained(exported[family]).to(TYPES.get(family, torch.float64)).eval()
     decoder_inputs = {"decoder_input_ids": torch.tensor([[0, 5, 6]])} if len(CATALOGUE[family].stacks) == 2 else {}
@@ -101,8 +101,8 @@ def test_special_tokens_are_added_as_in_training(
     to_hugging_face(
         imported.spec, imported.weights, exported[family], tmp_path / "out", objective=OBJECTIVES[objective]
     )
-    encoded = load_tokenizer(tmp_path / "out")(FIRST, second)
-    tokenizer = load(exported[family])
+    encoded = load_hf_tokenizer(tmp_path / "out")(FIRST, second)
+    tokenizer = load_tokenizer(exported[family])
     row = make_sample(objective, [FIRST, second] if second else [FIRST], tokenizer)
     length = len(encoded["input_ids"])
     special = tokenizer.special.is_special & (np.arange(tokenizer.vocabulary) != tokenizer.special.mask)
@@ -115,7 +115,7 @@ def test_special_tokens_are_added_as_in_training(
     else:
         assert "token_type_ids" not in encoded
     # Two texts of masked-lm are one document with one segment.
-    pair = load_tokenizer(tmp_path / "out")(FIRST, SECOND)
+    pair = load_hf_tokenizer(tmp_path / "out")(FIRST, SECOND)
     assert max(pair.get("token_type_ids", [0])) == (1 if objective == "masked-lm-next-sentence" else 0)
 
 
@@ -124,7 +124,7 @@ def test_pairs_without_pair_training(tmp_path: Path) -> None:
     folder, _, tokenizer = export_tiny("roberta", tmp_path, objective=OBJECTIVES["masked-lm"])
     first, second, end = tokenizer.encode(FIRST).tolist(), tokenizer.encode(SECOND).tolist(), tokenizer.special.end
     expected = [tokenizer.special.begin, *first, end, end, *second, end]
-    assert load_tokenizer(folder)(FIRST, SECOND).input_ids == expected
+    assert load_hf_tokenizer(folder)(FIRST, SECOND).input_ids == expected
     assert transformers.RobertaTokenizer.from_pretrained(folder)(FIRST, SECOND).input_ids == expected
 
 
@@ -134,7 +134,7 @@ def test_offsets_equal_those_of_roberta(tmp_path: Path) -> None:
     reference = transformers.RobertaTokenizer.from_pretrained(folder)
     actual, expected = (
         tokenizer("many words", return_offsets_mapping=True)["offset_mapping"]
-        for tokenizer in (load_tokenizer(folder), reference)
+        for tokenizer in (load_hf_tokenizer(folder), reference)
     )
     assert actual == expected
 
@@ -147,7 +147,7 @@ def test_decoder_input_has_no_end_token(tmp_path: Path) -> None:
     model = Model(replace(tiny_spec("gpt2"), vocabulary=400))
     init_weights(model, seed=0)
     to_hugging_face(model.spec, dict(model.named_parameters()), tmp_path / "tokenizer", tmp_path / "out")
-    assert load_tokenizer(tmp_path / "out")(FIRST)["input_ids"] == tokenizer.encode(FIRST).tolist()
+    assert load_hf_tokenizer(tmp_path / "out")(FIRST)["input_ids"] == tokenizer.encode(FIRST).tolist()
 
 
 def test_missing_special_token_is_refused(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_missing_special_token_is_refused(tmp_path: Path) -> None:
 def test_fill_mask_pipeline(exported: dict[str, Path]) -> None:
     fill_mask = transformers.pipeline("fill-mask", model=str(exported["bert"]))
     guesses = fill_mask("wrap the [MASK] .", top_k=3)
-    tokenizer = load_tokenizer(exported["bert"])
+    tokenizer = load_hf_tokenizer(exported["bert"])
     model = transformers.AutoModelForMaskedLM.from_pretrained(exported["bert"]).eval()
     inputs = tokenizer("wrap the [MASK] .", return_tensors="pt")
     with torch.no_grad():
@@ -185,9 +185,9 @@ def test_text_generation_pipeline(family: str, exported: dict[str, Path]) -> Non
 
 def test_t5_sentinels(exported: dict[str, Path]) -> None:
     """The decoder predicts after its start token; sentinels have the tokenizer's own ids."""
-    tokenizer = load_tokenizer(exported["t5"])
+    tokenizer = load_hf_tokenizer(exported["t5"])
     inputs = tokenizer("Wrap <extra_id_0> text <extra_id_1>.", return_tensors="pt")
-    special = load(exported["t5"]).special
+    special = load_tokenizer(exported["t5"]).special
     special_ids = [id_ for id_ in inputs.input_ids[0].tolist() if id_ in special.specials]
     assert special_ids == [*special.sentinels[:2], special.end]
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported["t5"]).eval()
@@ -200,7 +200,7 @@ def test_t5_sentinels(exported: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_tokenizer_round_trip(family: str, exported: dict[str, Path]) -> None:
-    again, before = read_tokenizer(exported[family]), load(exported[family].parent / "tokenizer")
+    again, before = read_tokenizer(exported[family]), load_tokenizer(exported[family].parent / "tokenizer")
     assert again.fingerprint == before.fingerprint
     assert (again.special.end, again.special.mask) == (before.special.end, before.special.mask)
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from megaptm.errors import UserError
 from megaptm.hub.tokenizer import export_tokenizer, find_contradicted_text, read_tokenizer
 from megaptm.objectives import OBJECTIVES
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests.models.tiny import tiny_spec
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -83,4 +83,4 @@ def test_chat_template_that_links_to_a_private_file_is_refused(tmp_path):
     (tmp_path / "secret").write_text("private")
     (folder / "chat_template.jinja").symlink_to(tmp_path / "secret")
     with pytest.raises(UserError, match=r"chat_template\.jinja is a link to .*secret: replace it by a copy\."):
-        load(folder)
+        load_tokenizer(folder)

@@ -13,8 +13,8 @@ import transformers
 
 from megaptm.errors import UserError
 from megaptm.hub.huggingface import to_hugging_face
-from megaptm.inference.beam import Beam, generate_by_beam, search
-from megaptm.inference.generate import never_generated
+from megaptm.inference.beam import Beam, beam_search, generate_by_beam
+from megaptm.inference.generate import never_generated_ids
 from megaptm.inference.loaded_model import LoadedModel, load_model
 from megaptm.inference.prompt import prepare_prompt
 from megaptm.models.initial import init_weights
@@ -62,10 +62,10 @@ def test_beam_search_matches_hugging_face(folders: dict[str, Path], family: str,
             length_penalty=0.0,
             max_new_tokens=len(decoder_start) - 1 + 9,  # Hugging Face counts all but the first
             do_sample=False,
-            bad_words_ids=[[id_] for id_ in never_generated(special)],
+            bad_words_ids=[[id_] for id_ in never_generated_ids(special)],
         )[0].tolist()
         assert output[: len(decoder_start)] == decoder_start
-        best = search(loaded, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]
+        best = beam_search(loaded, ids, tokens=9, beam=Beam(width=width, length_penalty=0.0))[0]
         assert best.ids == [id_ for id_ in output[len(decoder_start) :] if id_ not in (special.end, special.pad)]
 
 
@@ -87,7 +87,7 @@ def test_beam_as_wide_as_the_vocabulary_is_exhaustive(folders: dict[str, Path]) 
     words = [id_ for id_ in range(vocabulary) if id_ not in (special.pad, special.end)]
     outputs = [[], *([id_] for id_ in words)]
     expected = max(outputs, key=lambda output: beam.score(log_probability(loaded, ids, output), len(output) + 1))
-    ended = [result for result in search(loaded, ids, tokens=2, beam=beam) if len(result.ids) < 2]
+    ended = [result for result in beam_search(loaded, ids, tokens=2, beam=beam) if len(result.ids) < 2]
     assert ended[0].ids == expected
     assert ended[0].score == pytest.approx(
         beam.score(log_probability(loaded, ids, expected), len(expected) + 1), abs=1e-4

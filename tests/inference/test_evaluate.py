@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from click.testing import CliRunner
 
 from megaptm.commands.evaluate import evaluate_command as command
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.data import open_mix
 from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.errors import UserError
@@ -230,7 +230,7 @@ def test_evaluation_of_another_corpus_does_not_change_the_run(corpora, text, tmp
     done = CliRunner().invoke(command, [str(run), "--rows", "4", "--corpus", str(same)], catch_exceptions=False)
     assert done.exit_code == 0
     assert not (run / "evaluation.json").exists()
-    assert load(run / "config.yaml").data.mix == {str(corpora["gpt2"]): 1.0}
+    assert load_config(run / "config.yaml").data.mix == {str(corpora["gpt2"]): 1.0}
 
 
 def test_loaded_weights_are_the_saved_weights(corpora, tmp_path):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
-from megaptm.inference.generate import Sampler, Sampling, output_ids
+from megaptm.inference.generate import Sampler, Sampling, generate_ids
 from megaptm.inference.loaded_model import LoadedModel
 from megaptm.inference.prompt import model_uses, prepare_prompt, read_prompt, require_use, select_use, text_batch
 from megaptm.models.initial import init_weights
@@ -62,7 +62,7 @@ def tiny(family: str, *overrides: str, sentinels: int | None = None) -> LoadedMo
     tokenizer = train_tokenizer(table.tokenizer.kind, table.tokenizer.specials, sentinels)
     clusters = ["model.cutoffs=[12, 18]"] if family == "transformer-xl" else []
     options = [*SHAPE, "distill=null", f"model.vocabulary={tokenizer.vocabulary}", *clusters, *overrides]
-    config = load(CONFIGS / family / "tiny.yaml", options)
+    config = load_config(CONFIGS / family / "tiny.yaml", options)
     model = Model(resolve_model(config)).eval().requires_grad_(False)
     init_weights(model, seed=3)
     sharpen(model, 10.0)
@@ -189,7 +189,7 @@ def test_decoder_prompt_follows_its_task(objective: str, prompt: str, use: str, 
     read = [*ids, gpt.tokenizer.special.end] if ends else ids
     expected = output_by_full_passes(gpt, read, 12)
     assert expected
-    assert [*output_ids(gpt, ids, kind=kind, tokens=12, sampler=Sampler(GREEDY, gpt.tokenizer))] == expected
+    assert [*generate_ids(gpt, ids, kind=kind, tokens=12, sampler=Sampler(GREEDY, gpt.tokenizer))] == expected
     if use == "generate":
         assert gpt.generate(prompt, tokens=12, temperature=0) == gpt.tokenizer.decode([*ids, *expected])[len(prompt) :]
     else:

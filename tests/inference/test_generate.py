@@ -15,13 +15,13 @@ from megaptm.inference.generate import (
     continue_ids,
     continue_text,
     enable_key_value_cache,
+    generate_ids,
     insert_fillings,
-    output_ids,
     predict_masks,
 )
 from megaptm.inference.loaded_model import load_model
 from megaptm.inference.prompt import read_prompt
-from megaptm.tokenizers import load as tokenizer_at
+from megaptm.tokenizers import load_tokenizer as tokenizer_at
 from tests.models.tiny import tiny_batch, tiny_model
 from tests.train.runs import build, save_untrained, sharpen, write_text
 
@@ -220,7 +220,7 @@ def test_prompt_is_prepared_as_in_training(runs, trained_for):
     ]
     for loaded, prompt, encoder_ids, decoder_start in cases:
         kind, prompt_ids = read_prompt(loaded, prompt)
-        output = list(output_ids(loaded, prompt_ids, kind=kind, tokens=12, sampler=Sampler(GREEDY, loaded.tokenizer)))
+        output = list(generate_ids(loaded, prompt_ids, kind=kind, tokens=12, sampler=Sampler(GREEDY, loaded.tokenizer)))
         assert output, prompt
         assert output == output_by_full_passes(loaded, encoder_ids, decoder_start, 12), prompt
         if kind != "sentinels":

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.commands.export import hugging_face
+from megaptm.commands.export import export_hugging_face_command
 from megaptm.errors import UserError
 from megaptm.inference.loaded_model import load_model
 from megaptm.run.checkpoint import open_checkpoint
@@ -19,7 +19,7 @@ from tests.train.runs import build, save_untrained, write_text
 def test_last_checkpoints_are_averaged(tmp_path: Path) -> None:
     corpus = build(write_text(tmp_path / "tales"), tmp_path / "corpus", "gpt2")
     run, model = save_untrained("gpt2", tmp_path / "run", corpus, step=7)
-    store = Store(run, keep=9, fence=lambda: True)
+    store = CheckpointStore(run, keep=9, fence=lambda: True)
     for step, factor in ((8, 3.0), (9, 8.0)):
         store.prepare(step)
         values = {f"weight/{name}": value * factor for name, value in model.named_parameters()}
@@ -36,7 +36,7 @@ def test_last_checkpoints_are_averaged(tmp_path: Path) -> None:
         open_checkpoint(run, step=8).mean_weights(3)
 
     arguments = [str(run), str(tmp_path / "out"), "--average", "2"]
-    output = CliRunner().invoke(hugging_face, arguments, catch_exceptions=False).output
+    output = CliRunner().invoke(export_hugging_face_command, arguments, catch_exceptions=False).output
     assert output.startswith("the mean of 2 checkpoints up to step 9 of ")
     written = dict(load_model(tmp_path / "out").model.named_parameters())
     for name, value in model.named_parameters():

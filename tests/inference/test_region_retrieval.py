@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.data.loader import batch_to_tensors, stack_samples
 from megaptm.families.unimo.contrast import CrossModalContrast
-from megaptm.families.unimo.inference import _compare_vectors, vector_retrieval
-from megaptm.families.uniter.inference import _match_pairs, matching_retrieval, open_pairs
+from megaptm.families.unimo.inference import _compare_vectors, measure_vector_retrieval
+from megaptm.families.uniter.inference import _match_pairs, measure_matching_retrieval, open_pairs
 from megaptm.families.uniter.objectives import ImageTextMatching
 from megaptm.families.vit.retrieval import measure_recall
 from megaptm.inference.loaded_model import LoadedModel
@@ -23,7 +23,7 @@ from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 from megaptm.objectives.composed import objective_tasks
 from megaptm.objectives.objective import SampleContext
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.models.vision import fill_with_noise
 
@@ -38,7 +38,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     region_corpus(root / "corpus", images=40, tokenizer=TOKENIZERS[request.param], validation=0.5)
     tokenizer = load_tokenizer(root / "corpus/tokenizer")
     options = [f"data.mix={{{root}/corpus: 1}}", f"model.vocabulary={tokenizer.vocabulary}"]
-    config = load(CONFIGS / request.param / "tiny.yaml", options)
+    config = load_config(CONFIGS / request.param / "tiny.yaml", options)
     init_weights(model := Model(resolve_model(config)), seed=0)
     return LoadedModel(root, config, 0, fill_with_noise(model, 0.1).eval(), tokenizer, root / "corpus/tokenizer")
 
@@ -88,7 +88,7 @@ def test_image_has_as_many_regions_as_in_training(loaded: LoadedModel) -> None:
 
 
 def test_retrieval_uses_the_first_pairs(loaded: LoadedModel) -> None:
-    measure = matching_retrieval if loaded.spec.name == "uniter" else vector_retrieval
+    measure = measure_matching_retrieval if loaded.spec.name == "uniter" else measure_vector_retrieval
     retrieval = measure(loaded, rows=FIRST)
     assert retrieval is not None
     assert retrieval.pairs == FIRST

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from megaptm.__main__ import main
 from megaptm.check.timing import jobs_needed
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan
@@ -47,7 +47,7 @@ def test_nodes_follow_from_the_layout(launch):
 
 def test_num_jobs_follows_from_the_plan():
     """More than one job a day, because each job also starts and saves."""
-    made = make_plan(load(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
+    made = make_plan(load_config(ROOT / "configs/gpt3/175b.yaml"), load_machine("a100-80g"))
     days = made.days_with_failures
     assert days < jobs_needed([made], 24 * 3600.0, warning=900.0) < 1.1 * days
     assert jobs_needed([made], 12 * 3600.0, warning=900.0) > 2 * days

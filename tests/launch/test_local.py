@@ -15,7 +15,7 @@ import pytest
 
 from megaptm.errors import UserError
 from megaptm.launch import restart_policy
-from megaptm.launch.local import launch
+from megaptm.launch.local import launch_ranks
 from megaptm.launch.log_tee import LogTee
 from megaptm.node import available_cpus
 from megaptm.resilience.events import read_events
@@ -39,7 +39,7 @@ def test_each_rank_has_its_environment_and_log(program, tmp_path, capfd):
     body = """
     print(rank, world, os.environ["LOCAL_RANK"], os.environ["MASTER_ADDR"], os.environ["OMP_NUM_THREADS"])
     """
-    assert launch(program(body), processes=3, run=tmp_path / "run", threads=5) == 0
+    assert launch_ranks(program(body), processes=3, run=tmp_path / "run", threads=5) == 0
     assert capfd.readouterr().out == "0 3 0 127.0.0.1 5\n"
     logs = [(tmp_path / f"run/logs/rank-{rank}.log").read_text() for rank in range(3)]
     assert logs == [f"{rank} 3 {rank} 127.0.0.1 5\n" for rank in range(3)]
@@ -49,7 +49,7 @@ def test_runs_with_text_only_stdout(program, tmp_path, monkeypatch):
     """Notebooks replace stdout by such a stream."""
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert launch(program("print(rank)"), processes=1, run=tmp_path / "run") == 0
+    assert launch_ranks(program("print(rank)"), processes=1, run=tmp_path / "run") == 0
     assert (tmp_path / "run/logs/rank-0.log").read_text() == "0\n"
 
 
@@ -60,13 +60,13 @@ def test_output_of_rank_0_is_copied_unchanged(program, tmp_path, capfd):
             sys.stderr.buffer.write(b"\r\x1b[2K%d%% \xe2\x94\x81" % number)
             sys.stderr.flush()
     """
-    assert launch(program(body), processes=2, run=tmp_path / "run") == 0
+    assert launch_ranks(program(body), processes=2, run=tmp_path / "run") == 0
     assert capfd.readouterr().err == "".join(f"\r\x1b[2K{number}% ━" for number in range(3))
 
 
 def test_workers_share_the_cores(program, tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert launch(program("print(os.environ['OMP_NUM_THREADS'])"), processes=2, run=tmp_path / "run") == 0
+    assert launch_ranks(program("print(os.environ['OMP_NUM_THREADS'])"), processes=2, run=tmp_path / "run") == 0
     assert int(capfd.readouterr().out) == max(1, available_cpus() // 2)
 
 
@@ -74,7 +74,7 @@ def test_workers_share_the_cores(program, tmp_path, capfd, monkeypatch):
     ("codes", "expected"), [("0, 0", 0), ("75, 75", 75), ("0, 75", 75), ("3, 0", 1), ("0, 3", 1), ("75, 3", 1)]
 )
 def test_exit_code_of_the_run(program, tmp_path, codes, expected):
-    assert launch(program(f"sys.exit([{codes}][rank])"), processes=2, run=tmp_path, grace_seconds=0.5) == expected
+    assert launch_ranks(program(f"sys.exit([{codes}][rank])"), processes=2, run=tmp_path, grace_seconds=0.5) == expected
 
 
 def test_killed_worker_is_reported_and_all_processes_end(program, tmp_path):
@@ -103,7 +103,7 @@ def test_worker_that_ignores_sigterm_is_killed(program, tmp_path):
     time.sleep(600)
     """
     started = time.monotonic()
-    assert launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=0.5) == 1
+    assert launch_ranks(program(body), processes=2, run=tmp_path / "run", grace_seconds=0.5) == 1
     assert time.monotonic() - started < 20
     assert gone(pids(tmp_path, 2))
 
@@ -116,7 +116,7 @@ def test_root_cause_is_printed_without_echoes(program, tmp_path, capfd):
         raise ValueError("my own mistake")
     raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
     """
-    assert launch(program(body), processes=3, run=tmp_path / "run", grace_seconds=2.0) == 1
+    assert launch_ranks(program(body), processes=3, run=tmp_path / "run", grace_seconds=2.0) == 1
     errors = capfd.readouterr().err
     assert errors.startswith("rank 2 failed:\nTraceback")
     assert errors.count("Traceback") == 1
@@ -127,27 +127,27 @@ def test_root_cause_is_printed_without_echoes(program, tmp_path, capfd):
 
 def test_lost_peer_without_root_cause_is_printed(program, tmp_path, capfd):
     body = "raise RuntimeError('Connection reset by peer')"
-    assert launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=0.5) == 1
+    assert launch_ranks(program(body), processes=2, run=tmp_path / "run", grace_seconds=0.5) == 1
     assert "RuntimeError: Connection reset by peer" in capfd.readouterr().err
 
 
 def test_error_of_an_earlier_launch_is_not_repeated(program, tmp_path, capfd):
-    launch(program("raise ValueError('the first time')"), processes=1, run=tmp_path / "run", grace_seconds=0.2)
-    launch(program("sys.exit(9)"), processes=1, run=tmp_path / "run", grace_seconds=0.2)
+    launch_ranks(program("raise ValueError('the first time')"), processes=1, run=tmp_path / "run", grace_seconds=0.2)
+    launch_ranks(program("sys.exit(9)"), processes=1, run=tmp_path / "run", grace_seconds=0.2)
     assert capfd.readouterr().err.count("ValueError: the first time") == 1
 
 
 def test_user_error_of_workers_is_raised_once(program, tmp_path, capfd):
     body = "print('error: data.mix: no such folder.', file=sys.stderr); sys.exit(2)"
     with pytest.raises(UserError, match=r"^data\.mix: no such folder\.$"):
-        launch(program(body), processes=2, run=tmp_path / "run", grace_seconds=2.0)
+        launch_ranks(program(body), processes=2, run=tmp_path / "run", grace_seconds=2.0)
     assert capfd.readouterr().err == ""
 
 
 def test_user_error_after_a_truncated_line_is_found(program, tmp_path):
     body = "print('step 7  lo', end='', file=sys.stderr); print('error: no space left.', file=sys.stderr); sys.exit(2)"
     with pytest.raises(UserError, match=r"^no space left\.$"):
-        launch(program(body), processes=1, run=tmp_path / "run", grace_seconds=0.2)
+        launch_ranks(program(body), processes=1, run=tmp_path / "run", grace_seconds=0.2)
 
 
 def test_user_error_is_printed_if_the_log_is_full(program, tmp_path):
@@ -159,9 +159,9 @@ def test_user_error_is_printed_if_the_log_is_full(program, tmp_path):
     sys.exit(2 if rank == 0 else 0)
     """
     source = (
-        "import resource, sys; from pathlib import Path; from megaptm.launch.local import launch\n"
+        "import resource, sys; from pathlib import Path; from megaptm.launch.local import launch_ranks\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))\n"
-        f"launch({program(body)!r}, processes=2, run=Path({str(tmp_path / 'run')!r}))"
+        f"launch_ranks({program(body)!r}, processes=2, run=Path({str(tmp_path / 'run')!r}))"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert done.stderr.endswith("UserError: the disk is full.\n")
@@ -201,7 +201,7 @@ def test_output_is_read_in_a_process_with_many_open_files(tmp_path):
 
 def test_traceback_of_a_living_worker_is_printed(program, tmp_path, capfd):
     body = "print('Traceback (most recent call last): only a warning', file=sys.stderr)"
-    assert launch(program(body), processes=1, run=tmp_path / "run") == 0
+    assert launch_ranks(program(body), processes=1, run=tmp_path / "run") == 0
     assert "only a warning" in capfd.readouterr().err
 
 
@@ -267,7 +267,7 @@ def num_starts(folder, rank):
 )
 def test_all_ranks_start_again_after_a_fault_of_the_machine(program, tmp_path, capfd, end):
     body = f"{COUNT_STARTS}if rank == 1 and start == 1:\n    {end}\nif start == 1:\n    time.sleep(60)\n"
-    assert launch(program(body), processes=2, run=tmp_path / "run", restarts=2, grace_seconds=0.5) == 0
+    assert launch_ranks(program(body), processes=2, run=tmp_path / "run", restarts=2, grace_seconds=0.5) == 0
     assert [num_starts(tmp_path, rank) for rank in range(2)] == [2, 2]
     assert "again from the beginning (restart 1 of 2 without a new checkpoint)." in capfd.readouterr().err
 
@@ -275,7 +275,7 @@ def test_all_ranks_start_again_after_a_fault_of_the_machine(program, tmp_path, c
 def test_repeated_fault_without_a_checkpoint_ends_the_run(program, tmp_path, monkeypatch):
     monkeypatch.setattr(restart_policy, "PAUSES", (0.0, 0.2))
     command = program(f"{COUNT_STARTS}os.kill(os.getpid(), signal.SIGKILL)\n")
-    assert launch(command, processes=1, run=tmp_path / "run", restarts=2) == 1
+    assert launch_ranks(command, processes=1, run=tmp_path / "run", restarts=2) == 1
     assert num_starts(tmp_path, 0) == 3
     assert [event["start"] for event in read_events(tmp_path / "run") if event["kind"] == "restart"] == [2, 3]
 
@@ -291,11 +291,11 @@ def test_signal_before_a_restart_stops_the_run(program, tmp_path, monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=send_signal_after_failure, daemon=True).start()
-    assert launch(command, processes=1, run=tmp_path / "run", restarts=5) == 75
+    assert launch_ranks(command, processes=1, run=tmp_path / "run", restarts=5) == 75
     assert num_starts(tmp_path, 0) == 1
 
 
 def test_error_of_the_program_is_not_repeated(program, tmp_path):
     command = program(f"{COUNT_STARTS}raise KeyError('label')\n")
-    assert launch(command, processes=1, run=tmp_path / "run", restarts=5) == 1
+    assert launch_ranks(command, processes=1, run=tmp_path / "run", restarts=5) == 1
     assert num_starts(tmp_path, 0) == 1

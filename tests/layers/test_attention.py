@@ -111,9 +111,9 @@ def test_mask_of_packed_causal_sequence() -> None:
 def test_scores_are_absent_without_documents_and_bias() -> None:
     bias = torch.zeros(1, 2, 4, 4)
     causal, full = (Mask((4, 4), bias.device, causal=direction) for direction in (True, False))
-    assert causal.scores(None) is None
-    assert full.scores(bias) is bias
-    assert causal.scores(bias)[0, 0].isinf().equal(torch.ones(4, 4, dtype=torch.bool).triu(1))
+    assert causal.for_kernel(None) is None
+    assert full.for_kernel(bias) is bias
+    assert causal.for_kernel(bias)[0, 0].isinf().equal(torch.ones(4, 4, dtype=torch.bool).triu(1))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -128,7 +128,7 @@ def test_band_masks_distant_positions(causal: bool) -> None:
         dense_mask = near & (documents[:, None, :, None] == documents[:, None, None]) if ids else near[None, None]
         assert mask.with_pattern(SlidingWindow(2, 2)).dense.equal(dense_mask)
         torch.testing.assert_close(
-            module(x, mask.with_pattern(SlidingWindow(2, 2)).scores(None)), module(x, dense_mask), rtol=0, atol=1e-6
+            module(x, mask.with_pattern(SlidingWindow(2, 2)).for_kernel(None)), module(x, dense_mask), rtol=0, atol=1e-6
         )
         assert mask.with_pattern(SlidingWindow(6, 6)) is mask
 

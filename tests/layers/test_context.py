@@ -58,7 +58,7 @@ def attend(
         module.context = context
         positions = context.positions(LENGTH, q.device)
         pair = None if documents is None else (documents, documents)
-        mask = Mask((len(positions), LENGTH), q.device, pair, causal=causal, queries=positions).scores(None)
+        mask = Mask((len(positions), LENGTH), q.device, pair, causal=causal, queries=positions).for_kernel(None)
         if by_offsets:
             ids = torch.ones(ROWS, LENGTH, dtype=torch.int64) if documents is None else documents
             mask = context_offsets(ids, ids, context.chunks(LENGTH), causal=causal)
@@ -76,7 +76,7 @@ def test_attention_equals_that_of_complete_sequences(
     torch.manual_seed(0)
     q, k, v = (torch.randn(LENGTH, ROWS, heads, 8, requires_grad=True) for heads in (4, 2, 2))
     pair = None if documents is None else (documents, documents)
-    mask = Mask((LENGTH, LENGTH), q.device, pair, causal=causal).scores(None)
+    mask = Mask((LENGTH, LENGTH), q.device, pair, causal=causal).for_kernel(None)
     expected = Attend(causal=causal, scale=0.3, dropout=0.0)(q, repeat_for_heads(k, 4), repeat_for_heads(v, 4), mask)
     with flash_on_cpu() if by_offsets else nullcontext():
         actual = attend(q, k, v, causal=causal, documents=documents, size=size, by_offsets=by_offsets)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.custom_pattern import CustomPattern, load_pattern
 from megaptm.layers.kernel_choice import AttentionWork, ComputeDevice, choose_kernel
@@ -54,7 +54,7 @@ def test_example_of_the_page_works_in_a_family(monkeypatch: pytest.MonkeyPatch) 
     [example] = [code for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "SINKS" in code]
     monkeypatch.setitem(sys.modules, "mine", module := ModuleType("mine"))
     exec(compile(example, "docs/configs.md", "exec"), vars(module))
-    spec = resolve_model(load("gpt2/tiny", ["model.family=mine:SPARSE"]))
+    spec = resolve_model(load_config("gpt2/tiny", ["model.family=mine:SPARSE"]))
     assert spec.name == "sparse"
     assert spec.family.last_block.attention == (PatternSpec(pattern="mine:SINKS"), AttentionSpec())
     assert load_pattern("mine:SINKS").pairs(256) == (1 + 2 + 3 + 3) * 64 * 64

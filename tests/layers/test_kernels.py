@@ -85,7 +85,7 @@ def flex_backward_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
     length = LENGTHS[1]
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
-    marked, x = None if mask.marks is None else GlobalPositions.of(mask.marks), random_qkv(length)
+    marked, x = None if mask.marks is None else GlobalPositions.from_marks(mask.marks), random_qkv(length)
     mixed, expected = attend_with_kernel(kernel, *x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     read = torch.ones(length, 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
     if mask.marks is not None:  # global tokens have an attention of their own
@@ -103,7 +103,7 @@ def test_kernel_equals_dense_mask(kernel: str, name: str, content: str) -> None:
 def test_flex_with_a_soft_cap_equals_all_scores(name: str, packed: bool) -> None:
     mask, x, cap = mask_of(name, LENGTHS[1], packed=packed), random_qkv(LENGTHS[1]), 0.5
     mixed = attend_with_kernel("flex", *x, mask, None, scale=SCALE, dropout=0.0, cap=cap)
-    expected = attend_capped(*x, mask.scores(None), causal=mask.causal, scale=SCALE, cap=cap)
+    expected = attend_capped(*x, mask.for_kernel(None), causal=mask.causal, scale=SCALE, cap=cap)
     assert (mixed - attend_with_kernel("flex", *x, mask, None, scale=SCALE, dropout=0.0)).abs().max() > 1e-3
     real = torch.ones(LENGTHS[1], 2) if mask.documents is None else (mask.documents[0].t() > 0).double()
     assert ((mixed - expected).abs().amax((2, 3)) * real).max() < 1e-12
@@ -156,7 +156,7 @@ def test_block_mask_equals_torch(name: str, block: int) -> None:
 def test_blocks_of_keys_are_those_of_queries(name: str, content: str) -> None:
     """The backward pass reads them."""
     mask = mask_of(name, LENGTHS[1], **dict.fromkeys(content.split(), True))
-    blocks = block_mask(mask, None if mask.marks is None else GlobalPositions.of(mask.marks), block=8)
+    blocks = block_mask(mask, None if mask.marks is None else GlobalPositions.from_marks(mask.marks), block=8)
     by_torch = BlockMask.from_kv_blocks(blocks.kv_num_blocks, blocks.kv_indices, BLOCK_SIZE=8)
     assert torch.equal(blocks.q_num_blocks, by_torch.q_num_blocks)
     used = torch.arange(blocks.q_indices.shape[-1]) < blocks.q_num_blocks[..., None]
@@ -187,12 +187,12 @@ def test_layers_of_a_pattern_share_blocks(family: str, patterns: int, monkeypatc
     with_kernel(model, "flex")
     monkeypatch.setattr(attention, "describe_device", lambda device: ComputeDevice("cuda", frozenset({"triton"})))
     monkeypatch.setattr(kernel_choice, "NARROWEST_HEAD", 1)
-    for name in ("pack_blocks", "by_content"):
+    for name in ("pack_blocks", "content_blocks"):
         monkeypatch.setattr(kernels, name, counted(name))
     choose_kernel.cache_clear()
     by_flex = losses_and_gradients(model, fields)
     choose_kernel.cache_clear()
-    assert calls == {"pack_blocks": patterns, "by_content": 1}
+    assert calls == {"pack_blocks": patterns, "content_blocks": 1}
     for result, expected_result in zip(by_flex, expected, strict=True):
         assert (result - expected_result).abs().max() < 1e-5
 
@@ -201,7 +201,7 @@ def test_layers_of_a_pattern_share_blocks(family: str, patterns: int, monkeypatc
 def test_block_mask_covers_packed_and_ordered_batches(name: str, content: str) -> None:
     length, block = LENGTHS[1], 8
     mask = mask_of(name, length, **dict.fromkeys(content.split(), True))
-    marked = None if mask.marks is None else GlobalPositions.of(mask.marks)
+    marked = None if mask.marks is None else GlobalPositions.from_marks(mask.marks)
     blocks = block_mask(mask, marked, block=block)
     keys = length + (0 if marked is None else marked.positions.shape[1])
     expected = create_block_mask(blocks.mask_mod, 2, HEADS, length, keys, device="cpu", BLOCK_SIZE=block).to_dense()
@@ -291,7 +291,7 @@ def test_tiles_replace_flex_at_the_recompile_limit(monkeypatch: pytest.MonkeyPat
     compiled = torch.compile(flex_module.flex_attention, backend="eager", dynamic=False, fullgraph=True)
     monkeypatch.setattr(kernels, "_flex_attention", lambda: compiled)
     mask, x = mask_of("window", 64, packed=True, marking=True), [tensor.detach() for tensor in random_qkv(64)]
-    marked = GlobalPositions.of(mask.marks)
+    marked = GlobalPositions.from_marks(mask.marks)
     with torch._dynamo.config.patch(recompile_limit=1):
         attend_with_kernel("flex", *x, mask_of("window", 64), None, scale=SCALE, dropout=0.0)
         mixed = attend_with_kernel("flex", *x, mask, marked, scale=SCALE, dropout=0.0)

@@ -97,11 +97,11 @@ def test_recomputation_gives_the_same_gradients(family: str) -> None:
 
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     for stack in stacks:
-        for number in stack.numbers:
+        for number in stack.layer_numbers:
             stack[str(number)].run = again
     recomputed = gradients()
     assert len(runs) == sum(
-        len(stack.numbers) + getattr(stack, "decodes", False) for stack in stacks
+        len(stack.layer_numbers) + getattr(stack, "decodes", False) for stack in stacks
     )  # a mask decoder runs twice
     assert all(a.equal(b) for a, b in zip(expected, recomputed, strict=True))
 

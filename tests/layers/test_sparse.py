@@ -76,7 +76,7 @@ def test_tiles_equal_dense_mask(name: str, kind: str, marking: bool) -> None:
             marks[0, [0, 7]] = marks[1, 30] = 1
         both = None if documents is None else (documents, documents)
         mask = Mask((length, length), torch.device("cpu"), both, causal=causal, pattern=pattern, marks=marks)
-        marked = None if marks is None else GlobalPositions.of(marks)
+        marked = None if marks is None else GlobalPositions.from_marks(marks)
         x = random_qkv(length)
         mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
         if marked is not None:
@@ -99,7 +99,7 @@ def test_tile_with_global_tokens_of_sequence_length(pattern: Pattern) -> None:
     marks = torch.zeros(2, length, dtype=torch.long)
     marks[:, 4 : 4 + number] = 1
     mask = Mask((length, length), torch.device("cpu"), pattern=pattern, marks=marks)
-    x, marked = random_qkv(length), GlobalPositions.of(marks)
+    x, marked = random_qkv(length), GlobalPositions.from_marks(marks)
     mixed, expected = attend_by_tiles(*x, mask, marked, scale=SCALE, dropout=0.0), dense_attention(x, mask)
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks.t() == 0)[:, :, None, None]
     gradients = (torch.autograd.grad(result, x, back) for result in (mixed, expected))
@@ -227,7 +227,7 @@ def test_gradients_of_tile_keys_and_global_keys() -> None:
     mask = Mask((length, length), torch.device("cpu"), pattern=SlidingWindow(16, 16), marks=marks)
     x = random_qkv(length)
     mixed, expected = (
-        attend_by_tiles(*x, mask, GlobalPositions.of(marks), scale=SCALE, dropout=0.0),
+        attend_by_tiles(*x, mask, GlobalPositions.from_marks(marks), scale=SCALE, dropout=0.0),
         dense_attention(x, mask),
     )
     back = torch.randn(mixed.shape, dtype=mixed.dtype) * (marks == 0).t()[:, :, None, None]
@@ -275,7 +275,7 @@ def test_tiles_at_once_equal_single_tiles(
     for limit in (0, sparse.MAX_SCORES, 2 * HEADS * 400):
         monkeypatch.setattr(sparse, "max_scores", lambda device, limit=limit: limit)
         mixed = attend_by_tiles(
-            *x, mask, None if marks is None else GlobalPositions.of(marks), scale=SCALE, dropout=0.0
+            *x, mask, None if marks is None else GlobalPositions.from_marks(marks), scale=SCALE, dropout=0.0
         )
         back = torch.randn(mixed.shape, dtype=mixed.dtype, generator=torch.Generator().manual_seed(1))
         results.append((mixed.detach(), *torch.autograd.grad(mixed, x, back)))

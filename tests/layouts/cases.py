@@ -177,7 +177,7 @@ def train_steps(
 
 def count_read_elements(layout: Layout, folder: str, step: int) -> dict[str, int]:
     """Return the number of elements of each kind (weights, moments) that this rank reads to restore a checkpoint."""
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.checkpoint.tensors import TensorReader
     from megaptm.parallel.build import build_engine
 
@@ -189,7 +189,7 @@ def count_read_elements(layout: Layout, folder: str, step: int) -> dict[str, int
 
     read: Counter[str] = Counter()
     engine = build_engine(tiny("gpt2"), layout, ADAM, losses=losses_of("gpt2"), seed=7)
-    checkpoint = Store(Path(folder)).load(step)
+    checkpoint = CheckpointStore(Path(folder)).load(step)
     engine.restore(Counting(checkpoint.folder, checkpoint.files), step=step)
     return dict(read)
 
@@ -232,14 +232,14 @@ def train_and_save(
     With `extra_steps` the checkpoint is written asynchronously, while that many more steps are trained.
     """
     from megaptm.checkpoint.host_staging import HostStaging
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.parallel.background import Background
     from megaptm.parallel.build import build_engine
     from megaptm.parallel.collectives import barrier
 
     spec, losses = tiny(family, dropout=dropout), losses_of(family)
     engine = build_engine(spec, layout, optimizer, losses=losses, seed=7, precision=precision, compiles=compiles)
-    store = Store(Path(folder), keep=9, fence=lambda: True)
+    store = CheckpointStore(Path(folder), keep=9, fence=lambda: True)
     if start:
         engine.restore(store.load(start).reader, step=start)
     else:
@@ -261,7 +261,7 @@ def train_and_save(
             store.prepare(end)
         barrier()
         pieces = list(engine.pieces())
-        background.begin(partial(write, HostStaging().take(pieces) if extra_steps else pieces), commit)
+        background.begin(partial(write, HostStaging().copy_pieces(pieces) if extra_steps else pieces), commit)
 
     for step in range(start, end + extra_steps):
         if step == end:

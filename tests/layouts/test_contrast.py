@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import CommunicationConfig, Layout, OptimizerConfig
 from megaptm.errors import UserError
 from megaptm.layers.attention import Attend
@@ -292,7 +292,7 @@ def sgd_gradients(layout: Layout, folder: Path) -> tuple[dict[str, Tensor], floa
     """Return all gradients of CLIP, read from the weights after a step of SGD with rate 1, and the loss."""
     plain = OptimizerConfig(name="sgd", lr=1.0)
     [first, *_] = run_ranks(layout.processes, in_double, "clip", layout, str(folder), plain)
-    reader, spec, gradients = Store(folder).load(1).reader, tiny("clip"), {}
+    reader, spec, gradients = CheckpointStore(folder).load(1).reader, tiny("clip"), {}
     for stored in reader.names():
         kind, _, name = stored.partition("/")
         if kind == "weight":

@@ -24,7 +24,7 @@ LOSSES = {"bert": {"mlm": 1.0}, "t5": {"lm": 1.0}}
 
 def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32", initial: tuple[int, ...] = ()) -> Any:
     """Return the engine of a student, which is narrower than its teacher unless `initial` layers initialize it."""
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.distillation.hook import DistillationHook
 
     teacher, student = tiny(family), tiny(STUDENTS[family], layers=2, dropout=0.0)
@@ -42,7 +42,7 @@ def engine_of(folder: str, family: str, layout: Layout, precision: str = "fp32",
         initial=initial,
         objective=2.0,
     )
-    reader = Store(Path(folder)).load(1).reader
+    reader = CheckpointStore(Path(folder)).load(1).reader
     return filled_engine(
         student,
         layout,
@@ -118,10 +118,13 @@ def test_bf16_is_close_to_fp32(teachers: dict[str, str], single_process: dict[st
 
 def train_and_resume(folder: str, student: str) -> tuple[list[float], list[float], list[str]]:
     """Return losses of three steps, the same with a restart after the first, and the tensors of its checkpoint."""
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
 
     layout, initial = Layout(microbatch=4), (0, 3)
-    engine, store = engine_of(folder, "bert", layout, initial=initial), Store(Path(student), fence=lambda: True)
+    engine, store = (
+        engine_of(folder, "bert", layout, initial=initial),
+        CheckpointStore(Path(student), fence=lambda: True),
+    )
     uninterrupted = [engine.train_step(micro_batches(batch("bert", 0), layout, 0), step=0, lr=ADAM.lr).loss]
     store.prepare(1)
     store.write(1, 0, list(engine.pieces()))

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Layout
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, batch, losses_of, micro_batches, tiny, train_and_save, train_steps
@@ -55,7 +55,7 @@ def test_resume_in_another_layout(saved, layout, tmp_path):
 def test_checkpoint_does_not_depend_on_data_ranks(saved, tmp_path):
     _, folder = saved
     run(DP2, tmp_path, start=0, steps=BEFORE)
-    single, sharded = (Store(path).load(BEFORE).reader for path in (folder, tmp_path))
+    single, sharded = (CheckpointStore(path).load(BEFORE).reader for path in (folder, tmp_path))
     memory = [name for name in single.names() if name.startswith("memory/")]
     assert memory == [name for name in sharded.names() if name.startswith("memory/")]
     assert {*memory} == {"memory/filled", *(f"memory/decoder.{layer}" for layer in range(4))}

@@ -4,7 +4,7 @@ from shutil import copytree
 
 import pytest
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from tests.layouts.cases import train_and_save
 from tests.layouts.test_resume import DP2_DISTRIBUTED, ONE
 from tests.ranks import run_ranks
@@ -31,7 +31,7 @@ def test_resume_is_bit_identical_and_works_in_another_layout(tmp_path):
     ]
     assert more[1] == pytest.approx(more[0], rel=1e-5)
     assert len(alone["losses"]) == BEFORE
-    reader = Store(tmp_path / "sharded").load(BEFORE + AFTER).reader
+    reader = CheckpointStore(tmp_path / "sharded").load(BEFORE + AFTER).reader
     states = {name: reader.read(name) for name in reader.names() if name.startswith("memory/")}
     assert {*states} == {
         "memory/filled",

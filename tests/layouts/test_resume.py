@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Layout
 from megaptm.models.initial import initial_value
 from megaptm.models.model import Model
@@ -203,7 +203,7 @@ def test_dropout_masks_do_not_depend_on_recomputation(tmp_path):
 @pytest.mark.parametrize("layout", [ONE, TP2_SP, PP2_INTERLEAVED, TP2_DP2_DISTRIBUTED], ids=["1", "TP2", "PP2", "dist"])
 def test_initial_weights_depend_on_seed_and_name(tmp_path, family, layout):
     run(family, layout, tmp_path, start=0, steps=0)
-    reader = Store(tmp_path).load(0).reader
+    reader = CheckpointStore(tmp_path).load(0).reader
     spec = tiny(family)
     with torch.device("meta"):
         model = Model(spec)

@@ -91,9 +91,9 @@ def test_step_with_nan_ends_a_run_that_skips_no_steps(action):
 
 def test_few_consecutive_steps_with_nan_are_skipped():
     spikes = Spikes(SpikeConfig(action="skip-step"))
-    assert [spikes.may_go_on() for _ in range(MAX_NOT_FINITE + 1)] == [True] * MAX_NOT_FINITE + [False]
+    assert [spikes.count_not_finite_step() for _ in range(MAX_NOT_FINITE + 1)] == [True] * MAX_NOT_FINITE + [False]
     spikes.find(loss=3.0, gradient_norm=1.0)
-    assert spikes.may_go_on()
+    assert spikes.count_not_finite_step()
 
 
 def test_spike_is_reported_and_trained_by_default():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from megaptm.config import Layout, load
+from megaptm.config import Layout, load_config
 from megaptm.parallel.groups import stream_seed
 from tests import ROOT
 from tests.ranks import run_ranks
@@ -17,7 +17,7 @@ LAYOUT = Layout(tensor=2, pipeline=2)
 @pytest.mark.parametrize(
     "layout",
     [
-        load(ROOT / "configs/gpt3/175b.yaml", ["devices=1024"]).layout,
+        load_config(ROOT / "configs/gpt3/175b.yaml", ["devices=1024"]).layout,
         Layout(data=4, tensor=8, pipeline=16),
         Layout(data=16, tensor=1, pipeline=64),
         Layout(data=8, tensor=16, pipeline=8),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from megaptm.batch import IGNORED, BatchSpec, MicroBatch
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.data import Loader, Mix, open_mix, read_validation
 from megaptm.data.statistics import unigram_loss
 from megaptm.objectives import OBJECTIVES
@@ -93,10 +93,10 @@ def _shuffle(tokens: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def train_and_evaluate(family: str, corpus: str) -> Lesson:
     """Train the family's tiny config on a corpus folder. Runs in the process of a rank."""
     from megaptm.config.learning_rate import learning_rate
-    from megaptm.tokenizers import load as load_tokenizer
+    from megaptm.tokenizers import load_tokenizer
     from megaptm.train.loop import mean_losses
 
-    config = load(CONFIGS / family / "tiny.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
+    config = load_config(CONFIGS / family / "tiny.yaml", [*SMALLER, *OVERRIDES[family], f"data.mix={{{corpus}: 1}}"])
     objective = OBJECTIVES[config.objective]
     special = load_tokenizer(Path(corpus) / "tokenizer").special
     batch_sizes = {"batch": config.train.batch, "microbatch": config.layout.microbatch}

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megaptm.families.elmo.every_layer import ScalarMix, every_layer
+from megaptm.families.elmo.every_layer import ScalarMix, all_layer_outputs
 from megaptm.families.elmo.spelling import character_ids
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
@@ -92,7 +92,7 @@ def train_elmo(words: Words, seed: int) -> tuple[Tensor, Tensor]:
         optimizer.step()
     texts = words.sample_texts(seed)
     with torch.no_grad():
-        layers = every_layer(model.eval(), words.characters[texts[:, :-1]], torch.full((TEXTS,), LENGTH))
+        layers = all_layer_outputs(model.eval(), words.characters[texts[:, :-1]], torch.full((TEXTS,), LENGTH))
     return layers, words.labels[texts[:, 1:]]
 
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from megaptm.batch import IGNORED, MicroBatch
 from megaptm.batch_schedule import BatchSchedule
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.data import Loader, open_mix, read_validation
 from megaptm.data.statistics import unigram_loss
 from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.families.uniter.objectives import RegionMaskedLM
 from megaptm.objectives.composed import objective_tasks
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.engines import filled_engine
 from tests.ranks import run_ranks
@@ -54,7 +54,7 @@ def train_and_evaluate(config_file: str, corpus: str, vocabulary: int) -> Lesson
     from megaptm.config.learning_rate import learning_rate
     from megaptm.train.loop import mean_losses
 
-    config = load(config_file, [f"data.mix={{{corpus}: 1}}", f"model.vocabulary={vocabulary}"])
+    config = load_config(config_file, [f"data.mix={{{corpus}: 1}}", f"model.vocabulary={vocabulary}"])
     batch_sizes = {"batch": config.train.batch, "microbatch": config.layout.microbatch}
     options = {"objective": config.built_objective, "sequence": config.data.sequence, "seed": config.train.seed}
     options |= {"special": load_tokenizer(Path(corpus) / "tokenizer").special}

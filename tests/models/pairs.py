@@ -45,9 +45,9 @@ class PairsHead(ContrastHead):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
         self.sides = nn.ModuleDict(
-            {reading.stack: Linear.of(costs.linears[reading.stack]) for reading in costs.head_inputs}
+            {reading.stack: Linear.from_shape(costs.linears[reading.stack]) for reading in costs.head_inputs}
         )
-        self.temperature = Linear.of(costs.linears["temperature"])
+        self.temperature = Linear.from_shape(costs.linears["temperature"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         sides = [

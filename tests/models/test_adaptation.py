@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.models.model import Model
 from megaptm.parallel.initial import checkpoint_initializer
@@ -88,13 +88,13 @@ def test_attention_of_a_family_is_turned(family: str) -> None:
 
 
 def test_turned_families_are_configured() -> None:
-    config = load("qwen3/tiny", ["model.causal=false"])
+    config = load_config("qwen3/tiny", ["model.causal=false"])
     spec = resolve_model(config)
     assert (config.objective, spec.family.heads, spec.family.first_block.visibility) == ("masked-lm", ("mlm",), "full")
-    tied = resolve_model(load("eurobert/tiny", ["model.tied=true"]))
+    tied = resolve_model(load_config("eurobert/tiny", ["model.tied=true"]))
     assert "head.mlm.table.weight" not in dict(Model(tied).named_parameters())
     with pytest.raises(UserError, match=r"model\.causal \(true\) needs a family with one stack.*unlike t5; remove it"):
-        load("t5/tiny", ["model.causal=true"])
+        load_config("t5/tiny", ["model.causal=true"])
 
 
 @pytest.mark.parametrize("kv_heads", [2, None], ids=["grouped", "joint"])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megaptm.config import Layout, OptimizerConfig, load
+from megaptm.config import Layout, OptimizerConfig, load_config
 from megaptm.config.mup_rules import mup_errors
 from megaptm.errors import UserError
 from megaptm.families import CATALOGUE
@@ -150,13 +150,13 @@ def test_narrow_table_needs_no_factor():
 )
 def test_undefined_model_is_rejected(config, overrides, expected):
     with pytest.raises(UserError, match=expected):
-        load(CONFIGS / f"{config}.yaml", ["model.mup_base_width=32", *overrides])
+        load_config(CONFIGS / f"{config}.yaml", ["model.mup_base_width=32", *overrides])
 
 
 @pytest.mark.parametrize("kind", ["layer-fixed", "rms-unit-offset"])
 def test_norm_without_factor_is_rejected(kind):
     """The weight of the norm before the vocabulary is the multiplier of logits."""
-    config = load(CONFIGS / "gpt2/tiny.yaml", ["model.mup_base_width=32"])
+    config = load_config(CONFIGS / "gpt2/tiny.yaml", ["model.mup_base_width=32"])
     gpt2 = CATALOGUE["gpt2"]
     family = change(gpt2, stacks={"decoder": change(gpt2.last_block, norm={"kind": kind})})
     spec = replace(spec_of("gpt2", 64, 32), family=family)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, Field, batch_fields
+from megaptm.batch import BatchField, BatchSpec, batch_fields
 from megaptm.objectives import Objective
 from megaptm.objectives.objective import SequenceWindow, pad_pieces
 from megaptm.spec import Block, Family, NormSpec, Size, TokenizerSpec
@@ -33,7 +33,7 @@ class Halves(Objective):
             **batch_fields((sequence,), *names),
             **batch_fields((sequence,), *(f"right_{name}" for name in names)),
         }
-        return BatchSpec({"": sequence, "right_": sequence}, streams | {"pairs": Field(())})
+        return BatchSpec({"": sequence, "right_": sequence}, streams | {"pairs": BatchField(())})
 
     def make_sample(self, piece, context):
         special, sequence = context.special, context.sequence

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaptm.objectives.masking import num_masked_spans, random_partition, random_spans, single_tokens
+from megaptm.objectives.masking import mask_random_spans, mask_single_tokens, num_masked_spans, random_partition
 from megaptm.objectives.replacements import masked_spans_after_sentinels, replace_spans_by_sentinels, replace_tokens
 from tests.data.corpora import SPECIALS, tiny_special
 
 SPECIAL = tiny_special()
-HIDE_SPANS = random_spans(rate=0.15, mean_span_length=3.0)
+HIDE_SPANS = mask_random_spans(rate=0.15, mean_span_length=3.0)
 seeds = st.integers(0, 2**32)
 texts = st.lists(st.integers(SPECIALS, 999), min_size=2, max_size=600).map(np.array)
 
@@ -63,7 +63,7 @@ def test_single_tokens_have_exact_count(length, seed):
     """Special tokens are never hidden."""
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 1000, length)
-    hidden = single_tokens(rate=0.15, max_masked=20)(tokens, SPECIAL, rng)
+    hidden = mask_single_tokens(rate=0.15, max_masked=20)(tokens, SPECIAL, rng)
     ordinary = int((tokens >= SPECIALS).sum())
     assert hidden.sum() == min(20, max(1, round(0.15 * length)), ordinary)
     assert not hidden[tokens < SPECIALS].any()

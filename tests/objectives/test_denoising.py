@@ -8,7 +8,7 @@ import pytest
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families.bart.objectives import BartDenoising, permuted_sentences, span_lengths
+from megaptm.families.bart.objectives import BartDenoising, permute_sentences, sample_span_lengths
 from megaptm.objectives import OBJECTIVES, SpecialTokens, build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
 from tests.objectives.samples import SPECIAL, random_slice, split_documents
@@ -65,7 +65,7 @@ def test_default_hides_30_percent_in_poisson_spans():
     assert hidden / (400 * 512) == pytest.approx(0.3, abs=0.003)
     # One mask per span. The rate cuts the last of about 51 spans of a text short.
     assert hidden / masks == pytest.approx(3.0, abs=0.06)
-    counts = Counter(span_lengths(300_000, poisson_lambda=3.0, rng=np.random.default_rng(0)).tolist())
+    counts = Counter(sample_span_lengths(300_000, poisson_lambda=3.0, rng=np.random.default_rng(0)).tolist())
     for length in range(8):
         expected = math.exp(-3) * 3**length / math.factorial(length)
         assert counts[length] / counts.total() == pytest.approx(expected, abs=0.003)
@@ -135,7 +135,7 @@ def test_permute_rate_limits_moved_sentences():
     rng, starts = np.random.default_rng(0), np.arange(0, 100, 10)
     moved = []
     for _ in range(200):
-        order = permuted_sentences(starts, 100, 0.3, rng)
+        order = permute_sentences(starts, 100, 0.3, rng)
         assert sorted(order.tolist()) == [*range(100)]
         moved.append(np.count_nonzero(order[::10] != starts))
     assert max(moved) == 3

@@ -22,7 +22,7 @@ from megaptm.families.vit.pixels import (
 from megaptm.families.vit.spec import IMAGE, MASKED_PATCH, PATCH
 from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data.corpora import tiny_special
 from tests.data_pipeline.images.pictures import build, encoded, folder_of_labels, huge, picture, pixels
 

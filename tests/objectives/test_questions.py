@@ -246,7 +246,7 @@ def test_samples_have_the_id_of_their_task(tmp_path):
         "tokens": {"task": "token-document", "share": 1, "task_id": 2},
     }
     mix = open_mix({str(tmp_path / "c"): 1.0}, objective=objective, sequence=40, seed=0, special=SPECIAL)
-    assert mix.batch.fields["task_ids"].shape == ()
+    assert mix.batch_spec.fields["task_ids"].shape == ()
     fields = {0: "labels", 3: "sentence_reordering", 2: "token_document"}
     task_ids = []
     for number in range(400):

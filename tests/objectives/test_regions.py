@@ -23,7 +23,7 @@ from megaptm.families.uniter.region_files import RegionError, read_regions
 from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.objectives import build_objective
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.images.pictures import build, write_tar
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 
@@ -185,7 +185,7 @@ def test_sample_depends_on_its_index_only(folder):
     copy = pickle.loads(pickle.dumps(mix))
     for number in (5, 900, 17, 2**20, 5):
         sample = mix.sample(number)
-        mix.batch.with_labels(sample).check(sample, maker="uniter")
+        mix.batch_spec.with_labels(sample).check(sample, maker="uniter")
         for other in (again, copy):
             same = other.sample(number)
             assert sample.keys() == same.keys()
@@ -205,15 +205,15 @@ def test_training_samples_have_labels_of_their_task_only(folder):
         "classes": {"region_labels"},
         "likely": {"region_distributions"},
     }
-    inputs = {*mix.batch.fields} - {*mix.batch.label_names}
+    inputs = {*mix.batch_spec.fields} - {*mix.batch_spec.label_names}
     tasks = set()
     for number in range(0, 40 * BATCH, BATCH):
         task, sample = mix.sources[mix.locate(number).source].task.label, mix.sample(number)
         assert {*sample} == inputs | labels[task]
-        assert all(sample[name].shape == mix.batch.fields[name].shape for name in sample)
+        assert all(sample[name].shape == mix.batch_spec.fields[name].shape for name in sample)
         tasks.add(task)
     assert tasks == {*ALL_TASKS}
-    assert {*validation.sample(0)} == {*validation.batch.fields} == inputs.union(*labels.values())
+    assert {*validation.sample(0)} == {*validation.batch_spec.fields} == inputs.union(*labels.values())
 
 
 def test_each_batch_has_one_task_and_shares_are_exact(folder):

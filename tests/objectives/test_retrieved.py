@@ -34,8 +34,7 @@ from megaptm.families.uniter.objectives import RETRIEVED
 from megaptm.families.uniter.region_files import Regions
 from megaptm.families.uniter.retrieved import METADATA, load_retrieved
 from megaptm.objectives.objective import DocumentSlice
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 
@@ -161,7 +160,7 @@ def test_layout_of_texts_and_images(folder: Path) -> None:
     image_counts = Counter[int]()
     for number in range(60):
         sample, location = mix.sample(number), mix.locate(number)
-        mix.batch.check(sample, maker="cross-modal-contrast")
+        mix.batch_spec.check(sample, maker="cross-modal-contrast")
         own, *neighbors = mix.orders[location.source].piece(location.epoch, location.position)
         kinds = {kind: [part for part in neighbors if part.retrieved == kind] for kind in RETRIEVED}
         texts = [own.tokens, *(part.tokens for kind in ("texts", "captions") for part in kinds[kind])]

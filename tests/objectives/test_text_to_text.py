@@ -91,6 +91,6 @@ def test_corpora_without_parts_use_span_corruption(tmp_path):
         open_mix(mix, objective=short, sequence=64, seed=0, special=SPECIAL)
     for number in range(40):
         sample = mixed.sample(number)
-        mixed.batch.check(sample, maker="mix")
+        mixed.batch_spec.check(sample, maker="mix")
         corrupted = np.isin(sample["labels"], SPECIAL.sentinels).any()
         assert corrupted == (mixed.locate(number).source == 1)

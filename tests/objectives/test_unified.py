@@ -27,7 +27,7 @@ from megaptm.families.uniter.region_files import Regions
 from megaptm.families.uniter.spec import MASKED_REGION
 from megaptm.objectives import SpecialTokens
 from megaptm.objectives.objective import DocumentSlice, SampleContext
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data.corpora import tiny_corpus
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 
@@ -99,7 +99,7 @@ def test_batches_have_one_task_and_samples_depend_on_their_index(folder: Path) -
     copy = pickle.loads(pickle.dumps(mix))
     for number in (5, 900, 2**20, 5):
         sample, copied = mix.sample(number), copy.sample(number)
-        mix.batch.with_labels(sample).check(sample, maker="unimo")
+        mix.batch_spec.with_labels(sample).check(sample, maker="unimo")
         assert all(np.array_equal(sample[name], copied[name]) for name in sample)
     steps = Counter[int]()
     for step in range(BATCHES):
@@ -269,7 +269,7 @@ def test_text_tasks_read_text_corpora(folder: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"sequence": WORDS + REGIONS, "seed": 3, "special": special, "document_mask": False}
     mix = open_mix({str(text): 1.0, str(folder): 1.0}, objective=objective, **options)
     for number in range(30):
-        mix.batch.check(mix.sample(number), maker="unimo")
+        mix.batch_spec.check(mix.sample(number), maker="unimo")
     with pytest.raises(UserError, match="has no regions of images, which objective masked-areas reads"):
         open_mix({str(text): 1.0}, objective={"masked-areas": PAIR}, **options)
 

@@ -7,7 +7,7 @@ from megaptm.data import open_mix
 from megaptm.errors import UserError
 from megaptm.objectives import OBJECTIVES
 from megaptm.objectives.masked import max_predictions
-from megaptm.objectives.masking import whole_words
+from megaptm.objectives.masking import mask_whole_words
 from megaptm.objectives.objective import SampleContext
 from tests.data.corpora import SPECIALS, tiny_corpus
 from tests.objectives.samples import SPECIAL, original_tokens, random_slice, with_words, word_ids
@@ -42,7 +42,7 @@ def test_words_are_hidden_whole_at_published_rates(document_mask):
 def test_word_length_hardly_changes_its_rate():
     starts = np.array([1, 0, 0, 1, 1, 0] * 20)
     tokens = np.full(len(starts), SPECIALS)
-    hide = whole_words(rate=0.15, max_masked=100, unit_starts=starts)
+    hide = mask_whole_words(rate=0.15, max_masked=100, unit_starts=starts)
     rng = np.random.default_rng(0)
     hidden = np.mean([hide(tokens, SPECIAL, rng) for _ in range(4000)], axis=0)
     assert hidden.sum() == pytest.approx(18, abs=0.1)
@@ -51,13 +51,13 @@ def test_word_length_hardly_changes_its_rate():
 
 
 def test_word_longer_than_the_rate_is_not_hidden():
-    hide = whole_words(rate=0.15, max_masked=100, unit_starts=np.array([1] + [0] * 19))
+    hide = mask_whole_words(rate=0.15, max_masked=100, unit_starts=np.array([1] + [0] * 19))
     assert not hide(np.full(20, SPECIALS), SPECIAL, np.random.default_rng(0)).any()
 
 
 def test_word_with_a_special_token_is_not_hidden():
     tokens = np.array([CLS, 500, 3, 501, 502, SEP])
-    hide = whole_words(rate=0.5, max_masked=100, unit_starts=np.array([1, 1, 0, 0, 1, 1]))
+    hide = mask_whole_words(rate=0.5, max_masked=100, unit_starts=np.array([1, 1, 0, 0, 1, 1]))
     assert hide(tokens, SPECIAL, np.random.default_rng(0)).tolist() == [False] * 4 + [True, False]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from megaptm.config import Layout, load
+from megaptm.config import Layout, load_config
 from megaptm.errors import UserError
 from megaptm.layers.attention_logits import max_logit
 from megaptm.layers.mask import Mask
@@ -126,4 +126,4 @@ def test_context_ranks_and_compiled_layers_measure_the_same(context, compiles):
 @pytest.mark.parametrize("family", ["deberta", "reformer", "longformer", "xlnet"])
 def test_other_attention_is_rejected(family):
     with pytest.raises(UserError, match=r"train.attention_logits_every does not support the layers of the"):
-        load(CONFIGS / f"{family}/tiny.yaml", ["train.attention_logits_every=2", "model.vocabulary=300"])
+        load_config(CONFIGS / f"{family}/tiny.yaml", ["train.attention_logits_every=2", "model.vocabulary=300"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.layers.custom_pattern import CustomPattern, fingerprint
+from megaptm.layers.custom_pattern import CustomPattern, pattern_fingerprint
 from megaptm.parallel.custom_patterns import refuse_other_patterns
 from megaptm.spec import AttentionSpec, PatternSpec, change
 from tests.models.strided import CROSS
@@ -48,14 +48,17 @@ def test_pattern_that_changes_between_calls_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"its mask differs between two calls with the same positions\): compute it from the positions"
     ):
-        fingerprint(changing, 10)
+        pattern_fingerprint(changing, 10)
 
 
 def test_fingerprint_covers_mask_and_block_mask() -> None:
-    expected = fingerprint(CROSS, 40)
+    expected = pattern_fingerprint(CROSS, 40)
     changed_patterns = [
         CustomPattern(lambda query, key: (query - key) % 6 == 0, CROSS.block_mask, block=4),
         CustomPattern(CROSS.mask, lambda n: np.ones((n, n), bool), block=4),
     ]
-    assert len({expected, fingerprint(CROSS, 44), *(fingerprint(other, 40) for other in changed_patterns)}) == 4
-    assert fingerprint(CustomPattern(CROSS.mask, CROSS.block_mask, block=4), 40) == expected
+    assert (
+        len({expected, pattern_fingerprint(CROSS, 44), *(pattern_fingerprint(other, 40) for other in changed_patterns)})
+        == 4
+    )
+    assert pattern_fingerprint(CustomPattern(CROSS.mask, CROSS.block_mask, block=4), 40) == expected

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from megaptm.config import Layout, load
+from megaptm.config import Layout, load_config
 from megaptm.errors import UserError
 from megaptm.parallel.full_sharding import _add_to_main_grad
 from megaptm.parallel.gradients import MainGrad
@@ -94,4 +94,4 @@ def test_gradient_of_autograd_is_added_to_that_of_a_module() -> None:
 )
 def test_impossible_full_sharding_is_refused(config: str, changes: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        load(ROOT / "configs" / f"{config}.yaml", ["layout.full_sharding=true", *changes])
+        load_config(ROOT / "configs" / f"{config}.yaml", ["layout.full_sharding=true", *changes])

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from megaptm.checkpoint.store import Store
-from megaptm.config import load
+from megaptm.checkpoint.store import CheckpointStore
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.models.weight_groups import group_weights
 from megaptm.parallel.norms import KINDS
@@ -39,7 +39,7 @@ def train(run, corpus, *more):
 
 
 def weights(run, step):
-    reader = Store(run).load(step).reader
+    reader = CheckpointStore(run).load(step).reader
     return {name: reader.read(name) for name in reader.names() if name.startswith("weight/")}
 
 
@@ -117,8 +117,8 @@ def test_plan_counts_the_copy_of_the_weights():
     """The copy is made when the activations are free, so only the excess counts."""
     shape = ["model.vocabulary=300", "train.norms_every=2"]
     large = ["model.width=2048", "model.heads=16", "model.ffn=8192", "data.sequence=16"]
-    [small_memory] = estimate_memory(make_workload(load(CONFIGS / "gpt2/tiny.yaml", shape)))
-    [memory] = estimate_memory(make_workload(load(CONFIGS / "gpt2/tiny.yaml", [*shape, *large])))
+    [small_memory] = estimate_memory(make_workload(load_config(CONFIGS / "gpt2/tiny.yaml", shape)))
+    [memory] = estimate_memory(make_workload(load_config(CONFIGS / "gpt2/tiny.yaml", [*shape, *large])))
     passes = memory.activations + memory.logits + memory.workspace
     assert small_memory.update == 0.0
     assert memory.update == memory.optimizer / 2 - passes > 0
@@ -126,4 +126,4 @@ def test_plan_counts_the_copy_of_the_weights():
 
 def test_word_vectors_have_no_groups():
     with pytest.raises(UserError, match=r"norms_every is not used by .*, which has no layers"):
-        load(CONFIGS / "word2vec/tiny.yaml", ["train.norms_every=2", "model.vocabulary=300"])
+        load_config(CONFIGS / "word2vec/tiny.yaml", ["train.norms_every=2", "model.vocabulary=300"])

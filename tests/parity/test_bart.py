@@ -12,7 +12,7 @@ import transformers
 from megaptm.errors import UserError
 from megaptm.hub.counterparts import find_counterpart
 from megaptm.hub.huggingface import describe_config, from_hugging_face, to_hugging_face
-from megaptm.inference.generate import Sampler, Sampling, output_ids
+from megaptm.inference.generate import Sampler, Sampling, generate_ids
 from megaptm.inference.loaded_model import load_model
 from megaptm.spec import ModelSpec, Size, change
 from tests.hub.exported import export_tiny
@@ -95,7 +95,7 @@ def test_generation_equals_hugging_face(tmp_path: Path) -> None:
     assert expected[-1] == special.end
     assert len(expected) == model.spec.context
     loaded, sampler = load_model(folder), Sampler(Sampling(temperature=0), tokenizer)
-    generated = [*output_ids(loaded, ids[1:-1], tokens=100, sampler=sampler)]
+    generated = [*generate_ids(loaded, ids[1:-1], tokens=100, sampler=sampler)]
     assert generated[: len(expected) - 3] == expected[2:-1]
     assert loaded.fill("def<mask>(text)", tokens=3, temperature=0)
     with pytest.raises(UserError, match="26 tokens, more than the 24 that the model reads"):

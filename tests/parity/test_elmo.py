@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megaptm.families.elmo import ELMO
 from megaptm.families.elmo.bilm import from_bilm, to_bilm
-from megaptm.families.elmo.every_layer import every_layer
+from megaptm.families.elmo.every_layer import all_layer_outputs
 from megaptm.layers.recurrence_cache import StackRecurrenceCache
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size, change
@@ -108,7 +108,7 @@ def test_layers_and_states_of_consecutive_batches_equal_released_code() -> None:
             for stack, stack_cache in caches.items()
         }
         with torch.no_grad():
-            layers = every_layer(model, characters, lengths, caches=batch_caches)
+            layers = all_layer_outputs(model, characters, lengths, caches=batch_caches)
         for sample, length in enumerate(lengths.tolist()):  # the released code omits the first and last position
             expected = arrays[f"batch/{index}/layers"][sample, :, : length - 2]
             assert_close(layers[:, sample, 1 : length - 1], expected)

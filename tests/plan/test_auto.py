@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import UncheckedConfig, load
+from megaptm.config import UncheckedConfig, load_config
 from megaptm.config.read import phase_configs
 from megaptm.errors import UserError
 from megaptm.plan import local_machine
@@ -72,7 +72,7 @@ def test_unknown_name_is_refused():
 def test_layout_is_the_fastest_of_the_search():
     layout, reason = planned(*H100)
     machine = load_machine("h100-80g")
-    config = load(SMALL)
+    config = load_config(SMALL)
     result = search_layouts(config, machine, 8)
     fastest = fastest_layout(result, config, machine, 8)
     assert layout == fastest.layout
@@ -100,20 +100,20 @@ def test_number_of_devices(gpus, overrides, environ, devices):
 
 def test_run_keeps_its_layout_on_as_many_devices(gpus):
     gpus(*["NVIDIA H200, 143771"] * 8)
-    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"])
+    before = load_config(SMALL, ["layout.data=4", "layout.pipeline=2"])
     assert planned("layout=auto", previous=before) == (before.layout, "layout auto: as before in this run")
     assert planned("layout=auto", "devices=4", previous=before)[0].processes == 4
 
 
 def test_run_keeps_its_layout_where_no_machine_is_known(gpus):
     gpus()
-    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"])
+    before = load_config(SMALL, ["layout.data=4", "layout.pipeline=2"])
     assert planned("layout=auto", previous=before)[0] == before.layout
 
 
 def test_run_keeps_its_layout_on_as_many_processes_of_torchrun(gpus):
     gpus()
-    before = load(SMALL, ["layout.data=4", "layout.pipeline=2"])
+    before = load_config(SMALL, ["layout.data=4", "layout.pipeline=2"])
     assert planned("layout=auto", previous=before, environ={"WORLD_SIZE": "8"})[0] == before.layout
 
 
@@ -130,7 +130,7 @@ def test_traced_ranks_do_not_depend_on_the_layout():
 
 def test_config_that_is_not_planned_is_refused():
     with pytest.raises(UserError, match=r"layout \(auto\) is chosen by `megaptm train`, `launch`, `check` and `plan`"):
-        load(SMALL, H100)
+        load_config(SMALL, H100)
 
 
 def test_mistakes_are_reported_first():
@@ -141,7 +141,7 @@ def test_mistakes_are_reported_first():
 
 
 def test_later_layout_replaces_auto():
-    assert load(SMALL, [*H100, "layout={data: 8, microbatch: 4}"]).layout.microbatch == 4
+    assert load_config(SMALL, [*H100, "layout={data: 8, microbatch: 4}"]).layout.microbatch == 4
 
 
 PHASES = "phases=[{until: 100, optimizer.lr: 5e-4}, {data.sequence: 512, train.batch: 64, layouts: {8: {tensor: 2}}}]"
@@ -158,7 +158,7 @@ def test_each_phase_has_the_fastest_layout_of_its_own():
     phases, reason = phased()
     machine = load_machine("h100-80g")
     alone = [
-        load(SMALL, words)
+        load_config(SMALL, words)
         for words in (["data.sequence=1024"], ["data.sequence=512", "train.batch=64", "layout.microbatch=8"])
     ]
     fastest = [fastest_layout(search_layouts(config, machine, 8), config, machine, 8).layout for config in alone]
@@ -171,7 +171,7 @@ def test_each_phase_has_the_fastest_layout_of_its_own():
 
 
 def test_started_run_keeps_the_layouts_of_its_phases():
-    before = load(
+    before = load_config(
         SMALL, ["layout.data=8", "phases=[{until: 100}, {data.sequence: 512, train.batch: 64, layout.microbatch: 2}]"]
     )
     phases, reason = phased(previous=before)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import CheckpointConfig, load, resolve_model
+from megaptm.config import CheckpointConfig, load_config, resolve_model
 from megaptm.plan.checkpoint_cost import CheckpointCost, estimate_checkpoint_cost
 from megaptm.plan.count import count_parameters
 from megaptm.plan.failures import DAY, estimate_failures
@@ -24,7 +24,7 @@ def estimate(saved: CheckpointCost, *, every: int, nodes: int = NODES):
 
 @pytest.fixture(params=["true", "false"])
 def saved(request):
-    config = load(LARGE, [f"checkpoint.asynchronous={request.param}"])
+    config = load_config(LARGE, [f"checkpoint.asynchronous={request.param}"])
     return estimate_checkpoint_cost(config, A100, PARAMETERS)
 
 
@@ -39,7 +39,7 @@ def test_best_checkpoint_interval(saved):
 
 def test_asynchronous_checkpoint_costs_a_copy_and_host_memory():
     waits, copies = (
-        estimate_checkpoint_cost(load(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS)
+        estimate_checkpoint_cost(load_config(LARGE, [f"checkpoint.asynchronous={word}"]), A100, PARAMETERS)
         for word in ("false", "true")
     )
     assert waits.bytes == copies.bytes == PARAMETERS * 12
@@ -66,7 +66,7 @@ def test_asynchronous_checkpoint_costs_a_copy_and_host_memory():
 )
 def test_checkpoint_bytes_by_update_rule(words, numbers):
     """Row and column means are negligible."""
-    config = load(LARGE, words)
+    config = load_config(LARGE, words)
     parameters = count_parameters(resolve_model(config))
     assert estimate_checkpoint_cost(config, A100, parameters).bytes / parameters == pytest.approx(4 * numbers, rel=1e-3)
 
@@ -87,10 +87,10 @@ def test_time_lost_by_a_failure():
 
 def test_plan_of_a_batch_ramp():
     """The same samples need more steps and more time, because small steps have a larger pipeline bubble."""
-    constant = make_plan(load(LARGE), A100)
+    constant = make_plan(load_config(LARGE), A100)
     words = ["train.ramp={start: 384, increment: 384, samples: 5859840}"]
-    steps = load(LARGE, words).batch_schedule.steps_in(constant.samples)
-    ramped = make_plan(load(LARGE, [*words, f"train.steps={steps}"]), A100)
+    steps = load_config(LARGE, words).batch_schedule.steps_in(constant.samples)
+    ramped = make_plan(load_config(LARGE, [*words, f"train.steps={steps}"]), A100)
     assert constant.samples - 1536 < ramped.samples <= constant.samples
     assert ramped.steps > constant.steps
     assert constant.seconds == pytest.approx(constant.steps * constant.step.seconds)
@@ -98,6 +98,6 @@ def test_plan_of_a_batch_ramp():
 
 
 def test_plan_shows_host_memory_of_checkpoints():
-    numbers = make_plan(load(LARGE), A100).to_json()["checkpoint"]
+    numbers = make_plan(load_config(LARGE), A100).to_json()["checkpoint"]
     assert numbers["host_bytes"] * NODES == numbers["bytes"]
     assert 0 < numbers["stall_seconds"] < numbers["seconds"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from megaptm.config import Layout, load
+from megaptm.config import Layout, load_config
 from megaptm.layers.context import ContextRanks, UsesContextRanks
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
@@ -66,7 +66,7 @@ def test_dry_run_agrees(config: str, words: list[str]) -> None:
 
 def test_context_ranks_divide_activations_but_for_keys() -> None:
     plans = [
-        make_plan(load("gpt3/xl", [*LONG, "layout={microbatch: 1, data: 8}", f"layout.context={context}"]), H100)
+        make_plan(load_config("gpt3/xl", [*LONG, "layout={microbatch: 1, data: 8}", f"layout.context={context}"]), H100)
         for context in (1, 4)
     ]
     alone, divided = (plan.memory[0].activations for plan in plans)
@@ -77,11 +77,11 @@ def test_context_ranks_divide_activations_but_for_keys() -> None:
 
 
 def test_search_tries_context_ranks_for_long_sequences() -> None:
-    config = load("gpt3/xl", LONG)
+    config = load_config("gpt3/xl", LONG)
     contexts = {candidate.layout.context for candidate in search_layouts(config, H100, 16).fitting}
     assert contexts == {1, 2, 4, 8}
 
 
 def test_search_tries_no_context_ranks_for_short_sequences() -> None:
-    result = search_layouts(load("gpt2/small"), H100, 8)
+    result = search_layouts(load_config("gpt2/small"), H100, 8)
     assert {candidate.layout.context for candidate in (*result.fitting, *result.too_large)} == {1}

@@ -8,7 +8,7 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.families import CATALOGUE
 from megaptm.families.bert import BERT
 from megaptm.families.gpt import GPT3
@@ -197,7 +197,7 @@ def test_published_count(family: str, size: str) -> None:
 
 def test_bart_large_equals_transformers() -> None:
     """The default config of transformers is facebook/bart-large."""
-    spec = resolve_model(load(CONFIGS / "bart/large.yaml"))
+    spec = resolve_model(load_config(CONFIGS / "bart/large.yaml"))
     with torch.device("meta"):
         reference = transformers.BartModel(transformers.BartConfig())
     assert as_built(spec) == sum(parameter.numel() for parameter in reference.parameters()) == 406_291_456

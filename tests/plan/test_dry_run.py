@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.plan.count import count_parameters
 from tests import ROOT
 from tests.bad_input.commands import user_error
@@ -41,7 +41,7 @@ def test_parameters_of_ranks_of_a_trillion_parameter_model():
     report = dry_run("gpt3/175b.yaml", *TRILLION, "--ranks", "0,48,3071")
     assert all(rank["parameters"] == rank["planned"] for rank in report["ranks"])
     assert [rank["stage"] for rank in report["ranks"]] == [0, 1, 63]
-    spec = resolve_model(load(CONFIGS / "gpt3" / "175b.yaml", TRILLION))
+    spec = resolve_model(load_config(CONFIGS / "gpt3" / "175b.yaml", TRILLION))
     first, middle, last = (rank["parameters"] for rank in report["ranks"])
     # Replicated on tensor ranks: two norms and two biases of a layer, the final norm, positions.
     replicated = (spec.size.layers * 6 + 2 + spec.context) * spec.size.width

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.plan.elastic import elastic_layout
 from megaptm.plan.machine import load_machine
 from tests.test_cli import TINY
@@ -11,7 +11,7 @@ from tests.test_cli import TINY
 def sizes_on(overrides, nodes, machine=None, config=TINY):
     """Return tensor, pipeline and data ranks of the layout on nodes with these numbers of devices."""
     layout = elastic_layout(
-        load(config, overrides),
+        load_config(config, overrides),
         lambda tensor: sum(devices // tensor * tensor for devices in nodes),
         machine and load_machine(machine),
     )
@@ -42,7 +42,7 @@ def test_nearest_layout_for_the_remaining_devices(layout, nodes, expected):
 
 
 def test_elastic_layout_is_legal_and_keeps_other_keys():
-    config = load(TINY, [*OVERRIDES, "layout.tensor=2", "layout.sequence_parallel=true", "layout.data=2"])
+    config = load_config(TINY, [*OVERRIDES, "layout.tensor=2", "layout.sequence_parallel=true", "layout.data=2"])
     layout = elastic_layout(config, lambda tensor: 1 if tensor == 1 else 0)
     assert layout.model_dump() == {
         **config.layout.model_dump(),

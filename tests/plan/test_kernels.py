@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load, resolve_model
+from megaptm.config import load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.layers.kernel_choice import attention_works
 from megaptm.plan.kernels import attention_kernels
@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def kernels(name: str, *words: str, device: str = "cpu") -> dict[str, str]:
     # In bfloat16 the kernel depends on the CPU.
-    config = load(CONFIGS / f"{name}.yaml", ["train.precision=fp32", *words] if device == "cpu" else [*words])
+    config = load_config(CONFIGS / f"{name}.yaml", ["train.precision=fp32", *words] if device == "cpu" else [*words])
     return {attention: choice.kernel for attention, choice in attention_kernels(config, device)}
 
 
@@ -52,7 +52,7 @@ def test_unsuitable_kernel_is_rejected(name: str, kernel: str, device: str, reas
 
 def test_attention_work_of_a_config() -> None:
     """Documents, an attention order, and dropout."""
-    config = load(CONFIGS / "unilm/base.yaml")
+    config = load_config(CONFIGS / "unilm/base.yaml")
     batch = config.batch_spec
     [work] = attention_works(resolve_model(config), batch, "bf16")
     assert work.documents
@@ -84,4 +84,4 @@ def test_documents_need_no_mask_in_bf16() -> None:
     ],
 )
 def test_plan_counts_a_mask_where_the_kernel_reads_one(name: str, words: tuple[str, ...], has_mask: bool) -> None:
-    assert make_workload(load(CONFIGS / f"{name}.yaml", [*words])).has_mask == has_mask
+    assert make_workload(load_config(CONFIGS / f"{name}.yaml", [*words])).has_mask == has_mask

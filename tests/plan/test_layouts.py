@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import UncheckedConfig, load
+from megaptm.config import UncheckedConfig, load_config
 from megaptm.config.read import phase_configs
 from megaptm.families import CATALOGUE
 from megaptm.plan.layouts import MACHINE, layouts_table
@@ -38,7 +38,7 @@ SEARCHED = [
 @cache
 def fastest(path: Path, devices: int, phase: int = 0) -> Candidate | None:
     """Return the fastest layout that fits."""
-    fitting = search_layouts(phase_configs(load(path))[phase], A100, devices).fitting
+    fitting = search_layouts(phase_configs(load_config(path))[phase], A100, devices).fitting
     return fitting[0] if fitting else None
 
 
@@ -49,7 +49,7 @@ def case_id(value: Path | int) -> str:
 
 @pytest.mark.parametrize(("path", "devices", "phase"), ROWS, ids=case_id)
 def test_layout_uses_all_devices_and_leaves_memory(path, devices, phase):
-    config = phase_configs(load(path, [f"devices={devices}"]))[phase]
+    config = phase_configs(load_config(path, [f"devices={devices}"]))[phase]
     assert config.layout.processes == devices
     planned = make_plan(config, A100)
     assert planned.memory[planned.fullest_stage].total <= 7 / 8 * A100.usable_bytes
@@ -57,14 +57,14 @@ def test_layout_uses_all_devices_and_leaves_memory(path, devices, phase):
 
 @pytest.mark.parametrize(("path", "devices", "phase"), SEARCHED, ids=case_id)
 def test_layout_is_among_the_fastest(path, devices, phase):
-    planned = make_plan(phase_configs(load(path, [f"devices={devices}"]))[phase], A100)
+    planned = make_plan(phase_configs(load_config(path, [f"devices={devices}"]))[phase], A100)
     assert planned.step.seconds <= 1.1 * fastest(path, devices, phase).step.seconds
 
 
 @pytest.mark.drill
 def test_layouts_for_8_and_64_devices():
     for path in PATHS:
-        train, data = load(path).train, load(path).data
+        train, data = load_config(path).train, load_config(path).data
         for devices in (8, 64):
             # On 64 devices a batch of 10,000 tokens spends most of a step on sending gradients.
             enough = devices == 8 or train.batch * data.sequence > 10_000
@@ -75,7 +75,7 @@ def test_layouts_for_8_and_64_devices():
 @pytest.mark.drill
 def test_layouts_for_1024_devices():
     for path in PATHS:
-        train, data = load(path).train, load(path).data
+        train, data = load_config(path).train, load_config(path).data
         # Batches of 64 sequences would use 1% of the devices.
         large = train.batch > 64 and train.batch * data.sequence > 256 * 512
         expected = large and fastest(path, 1024) is not None
@@ -84,7 +84,7 @@ def test_layouts_for_1024_devices():
 
 def test_default_layout_has_the_fewest_devices():
     for path in PATHS:
-        assert load(path).layout.processes == (
+        assert load_config(path).layout.processes == (
             1024 if path.stem == "175b" else min(UncheckedConfig.read(path).offered_devices)
         )
 

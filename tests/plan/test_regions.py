@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm.config import Layout, load
+from megaptm.config import Layout, load_config
 from megaptm.families.uniter.regions import ImageRegions
 from megaptm.families.uniter.spec import RegionInput
 from megaptm.models.initial import init_weights
@@ -69,7 +69,7 @@ def test_activations_of_regions_equal_autograd():
 
 
 def test_plan_counts_region_features():
-    work = make_workload(load(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
+    work = make_workload(load_config(CONFIGS / "base.yaml", ["layout.data=8", "layout.microbatch=32"]))
     assert work.appended == 100
     bare = replace(work, appended=0)
     [with_them], [without] = estimate_memory(work), estimate_memory(bare)
@@ -91,6 +91,6 @@ def test_plan_counts_pixels() -> None:
     """A data rank receives all pixels of a step before the first pass, for any micro-batch."""
     words = ["layout.data=8", "layout.microbatch=32"]
     config = CONFIGS.parent / "clip/b-32.yaml"
-    few, many = (make_workload(load(config, [*words, f"train.batch={rows}"])) for rows in (2048, 4096))
+    few, many = (make_workload(load_config(config, [*words, f"train.batch={rows}"])) for rows in (2048, 4096))
     more = estimate_memory(many)[0].buffers - estimate_memory(few)[0].buffers
     assert more == 2048 / 8 * 224 * 224 * 3

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.families import CATALOGUE, LAYERLESS
 from megaptm.plan import costs
 from megaptm.plan.machine import load_machine
@@ -30,13 +30,13 @@ STAGES_16 = ["layout.pipeline=16", "layout.virtual=3", "layout.microbatch=1", "l
 
 
 def work(**layout) -> Workload:
-    config = load(CONFIGS / "gpt3" / "175b.yaml", STAGES_16)
+    config = load_config(CONFIGS / "gpt3" / "175b.yaml", STAGES_16)
     return replace(make_workload(config), layout=config.layout.model_copy(update=layout))
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_plan_of_every_config(path):
-    made = make_plan(load(path), load_machine("a100-80g"))
+    made = make_plan(load_config(path), load_machine("a100-80g"))
     assert 0 < made.step.mfu < 0.9
     assert made.step.mfu <= made.step.hfu
     assert made.fits
@@ -89,7 +89,7 @@ def test_chunks_have_all_layers(name, stack, number):
 
 
 def test_fastest_layout():
-    config = load(CONFIGS / "gpt3" / "13b.yaml")
+    config = load_config(CONFIGS / "gpt3" / "13b.yaml")
     result = search_layouts(config, A100, config.layout.processes)
     chosen = fastest_layout(result, config, A100, config.layout.processes)
     assert chosen.bytes <= A100.usable_bytes
@@ -101,7 +101,7 @@ def test_fastest_layout():
 
 
 def test_lengths_of_encoder_and_decoder():
-    made = make_plan(load(CONFIGS / "t5-v1.1" / "base.yaml"), A100)
+    made = make_plan(load_config(CONFIGS / "t5-v1.1" / "base.yaml"), A100)
     assert dict(made.work.lengths) == {"encoder": 512, "decoder": 114}
     assert made.work.tokens == 2048 * (512 + 114)
 
@@ -121,7 +121,7 @@ def test_one_micro_batch_per_data_rank_needs_no_features_pass() -> None:
     spec = replace(published_spec(CATALOGUE["t5"], "base"), family=VARIANTS["two-towers-contrast"].family)
     layout = work(pipeline=1, virtual=1, tensor=1, data=64, microbatch=2, sequence_parallel=False).layout
     contrast = Workload(spec=spec, lengths={"encoder": 64, "decoder": 64}, layout=layout, batch=128)
-    assert not contrast.features_pass
+    assert not contrast.needs_features_pass
     assert estimate_step(A100, contrast).recompute == 0
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from megaptm.config import Layout, load
+from megaptm.config import Layout, load_config
 from megaptm.distillation.costs import TeacherCosts
 from megaptm.distillation.losses import add_distillation_losses
 from megaptm.distillation.spec import Distillation
@@ -65,7 +65,7 @@ def test_flops_equal_torch(hooks: tuple[str, ...]) -> None:
 
 
 def test_memory_and_time_of_a_teacher() -> None:
-    work = make_workload(load("configs/distilbert/base.yaml"))
+    work = make_workload(load_config("configs/distilbert/base.yaml"))
     (teacher,) = work.extra_costs
     assert isinstance(teacher, TeacherCosts)
     with torch.device("meta"):

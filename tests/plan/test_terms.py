@@ -31,17 +31,17 @@ def step(*args, **values) -> StepTime:
 
 def test_last_wave_of_tiles_is_partly_idle():
     # 2,048 x 13,824 is 8 x 108 tiles of 256 x 128: eight full waves of an A100; half a column more starts a ninth.
-    assert costs.tiling(2048, 13824, 108) == pytest.approx(1.0)
-    assert costs.tiling(2048, 13888, 108) < 0.95
+    assert costs.tile_efficiency(2048, 13824, 108) == pytest.approx(1.0)
+    assert costs.tile_efficiency(2048, 13888, 108) < 0.95
 
 
 def test_narrow_products_of_tensor_ranks_are_slower():
-    undivided, divided = costs.tiling(2048, 15360, 108), costs.tiling(2048, 15360 / 8, 108)
+    undivided, divided = costs.tile_efficiency(2048, 15360, 108), costs.tile_efficiency(2048, 15360 / 8, 108)
     assert divided < 0.8 < 0.95 < undivided
 
 
 def test_a_cpu_has_no_tiles():
-    assert costs.tiling(100, 100, CPU.multiprocessors) == 1.0
+    assert costs.tile_efficiency(100, 100, CPU.multiprocessors) == 1.0
 
 
 def test_small_micro_batches_wait_for_the_host():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.launch.slurm.script import JobScript, render_job_script
 from tests import ROOT
 from tests.docs.commands import all_commands
@@ -26,7 +26,7 @@ def test_script_requests_processes_of_layout(path):
     options = sbatch_options(path)
     [words] = re.findall(r'^train (.*?) "\$@"', path.read_text(), re.MULTILINE)
     config, *overrides = words.split()
-    layout = load(ROOT / config, overrides).layout
+    layout = load_config(ROOT / config, overrides).layout
     assert layout.processes == int(options["nodes"]) * int(options["ntasks-per-node"])
     assert options["ntasks-per-node"] == options["gpus-per-node"]
 

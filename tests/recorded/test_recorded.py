@@ -19,7 +19,7 @@ import pytest
 from megaptm.config import Layout
 from megaptm.data import open_mix
 from megaptm.data.manifest import MANIFEST, content_id
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests.engines import filled_engine
 from tests.layouts.cases import ADAM, KINDS, batch, losses_of, micro_batches, tiny
 from tests.ranks import run_ranks
@@ -84,7 +84,7 @@ def train_losses(family: str, layout: Layout, dropout: float) -> list[float]:
 
 def hash_samples(corpus: Path, objective: str) -> str:
     """Return a hash of samples of two epochs. Fields have the names of the time when the table was recorded."""
-    special = load(corpus / "tokenizer").special
+    special = load_tokenizer(corpus / "tokenizer").special
     mix = open_mix({str(corpus): 1.0}, objective=objective, sequence=48, seed=3, special=special)
     digest = hashlib.sha256()
     for number in (0, 1, 2, 3, mix.fresh_samples + 1):

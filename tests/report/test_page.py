@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.report.compare import config_differences, print_comparison, read_runs, result_rows
@@ -17,7 +17,7 @@ from megaptm.report.curves import MAX_POINTS, other_panels, thin_out
 from megaptm.report.history import History, split_abandoned
 from megaptm.report.marks import KINDS, find_marks
 from megaptm.report.page import run_page, write_report_page
-from megaptm.report.watch import draw, has_ended, watch_run
+from megaptm.report.watch import has_ended, render_run, watch_run
 from megaptm.resilience.events import Event
 from tests.report.browser import look, needs_chromium
 from tests.report.test_summary import EVENTS, RECORDS, TINY, step_records
@@ -30,7 +30,7 @@ NAME = "run <b>&amp; $x$"
 
 def write(run, *, events=EVENTS, records=RECORDS, config=None):
     run.mkdir(exist_ok=True)
-    (run / "config.yaml").write_text(config_to_yaml(config or load(TINY)))
+    (run / "config.yaml").write_text(config_to_yaml(config or load_config(TINY)))
     for name, lines in (("events.jsonl", events), ("metrics.jsonl", records)):
         (run / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
@@ -99,7 +99,10 @@ def test_lowest_validation_loss_is_finite(tmp_path):
 
 
 def test_branch_is_compared_with_its_origin(tmp_path):
-    parent, branch = write(tmp_path / "parent"), write(tmp_path / "branch", config=load(TINY, ["optimizer.lr=0.5"]))
+    parent, branch = (
+        write(tmp_path / "parent"),
+        write(tmp_path / "branch", config=load_config(TINY, ["optimizer.lr=0.5"])),
+    )
     history = History.read(branch)
     event = {"time": 1.0, "kind": "branch", "step": 5, "run": str(parent), "weights_only": False}
     history.events.append(event)
@@ -191,7 +194,9 @@ def test_page_of_a_run_in_a_browser(run, tmp_path):
 @needs_chromium
 @pytest.mark.timeout(BROWSER_SECONDS)
 def test_page_of_a_comparison_in_a_browser(run, tmp_path):
-    other = write(tmp_path / "other", records=step_records(1010.0, 1, 40), config=load(TINY, ["optimizer.lr=0.5"]))
+    other = write(
+        tmp_path / "other", records=step_records(1010.0, 1, 40), config=load_config(TINY, ["optimizer.lr=0.5"])
+    )
     page = tmp_path / "page.html"
     done = CliRunner().invoke(main, ["report", str(run), str(other), "--html", str(page)])
     assert done.exit_code == 0, done.output
@@ -205,7 +210,7 @@ def test_page_of_a_comparison_in_a_browser(run, tmp_path):
 
 def test_page_shows_samples_with_masks(real_corpus, tmp_path):
     corpus = real_corpus("wordpiece")
-    config = load(CONFIGS / "bert/tiny.yaml", [f"data.mix={{{corpus}: 1}}", "model.vocabulary=512"])
+    config = load_config(CONFIGS / "bert/tiny.yaml", [f"data.mix={{{corpus}: 1}}", "model.vocabulary=512"])
     run, page = write(tmp_path / "run", config=config), tmp_path / "page.html"
     done = CliRunner().invoke(main, ["report", str(run), "--html", str(page), "--samples", "2"])
     assert done.exit_code == 0, done.output
@@ -223,14 +228,14 @@ def test_page_shows_samples_with_masks(real_corpus, tmp_path):
 
 def test_page_shows_differences_to_the_parent(tmp_path):
     parent = write(tmp_path / "parent")
-    child = write(tmp_path / "child", config=load(TINY, ["optimizer.lr=0.5", f"train.init_from={parent}"]))
+    child = write(tmp_path / "child", config=load_config(TINY, ["optimizer.lr=0.5", f"train.init_from={parent}"]))
     assert "<tr><td>optimizer.lr</td><td>0.002</td><td>0.5</td></tr>" in "".join(run_page(History.read(child), []))
     shutil.rmtree(parent)
     assert "Its config cannot be read" in "".join(run_page(History.read(child), []))
 
 
 def test_config_differences_are_by_key():
-    configs = [load(TINY), load(TINY, ["optimizer.lr=0.5", "data.mix={other: 1}", "run=elsewhere"])]
+    configs = [load_config(TINY), load_config(TINY, ["optimizer.lr=0.5", "data.mix={other: 1}", "run=elsewhere"])]
     assert config_differences(configs) == {
         "data.mix": ['{"corpora/tiny": 1.0}', '{"other": 1.0}'],
         "optimizer.lr": ["0.002", "0.5"],
@@ -238,12 +243,14 @@ def test_config_differences_are_by_key():
 
 
 def test_keys_of_an_absent_section_are_no_differences():
-    configs = [load(TINY), load(TINY, ["train.ramp={steps: {0: 8, 50: 16}}"])]
+    configs = [load_config(TINY), load_config(TINY, ["train.ramp={steps: {0: 8, 50: 16}}"])]
     assert config_differences(configs) == {"train.ramp.steps.0": ["", "8"], "train.ramp.steps.50": ["", "16"]}
 
 
 def test_keys_and_titles_of_a_comparison_are_not_broken(run, tmp_path):
-    runs = [write(tmp_path / f"run-{each}", config=load(TINY, [f"optimizer.lr=0.{each}"])) for each in range(1, 5)]
+    runs = [
+        write(tmp_path / f"run-{each}", config=load_config(TINY, [f"optimizer.lr=0.{each}"])) for each in range(1, 5)
+    ]
     screen = io.StringIO()
     print_comparison(read_runs([run, *runs]), Console(file=screen, width=80))
     assert "\noptimizer.lr  0.002 " in screen.getvalue()
@@ -253,7 +260,10 @@ def test_keys_and_titles_of_a_comparison_are_not_broken(run, tmp_path):
 def test_comparison_of_long_values_has_all_runs(run, tmp_path):
     """The values are wrapped, and no column is cut off."""
     mix = "data.mix={/corpora/of/a/long/path/to/books: 1, /corpora/of/a/long/path/to/the/web: 2}"
-    runs = [write(tmp_path / f"run-{each}", config=load(TINY, [mix, f"optimizer.lr=0.{each}"])) for each in range(1, 5)]
+    runs = [
+        write(tmp_path / f"run-{each}", config=load_config(TINY, [mix, f"optimizer.lr=0.{each}"]))
+        for each in range(1, 5)
+    ]
     screen = io.StringIO()
     print_comparison(read_runs([run, *runs]), Console(file=screen, width=80))
     [titles] = [line for line in screen.getvalue().splitlines() if line.startswith("key ")]
@@ -263,7 +273,7 @@ def test_comparison_of_long_values_has_all_runs(run, tmp_path):
 
 def test_config_differences_have_the_values_of_later_phases():
     phases = "phases=[{until: 100}, {until: 200, optimizer.lr: 1e-3}, {data: {sequence: 64}}]"
-    assert config_differences([load(TINY), load(TINY, [phases])]) == {
+    assert config_differences([load_config(TINY), load_config(TINY, [phases])]) == {
         "optimizer.lr, after step 100": ["", "0.001"],
         "data.sequence, after step 200": ["", "64"],
     }
@@ -325,7 +335,7 @@ def test_watch_shows_no_estimate_of_an_earlier_job(run):
 @pytest.mark.parametrize("height", [20, 24, 60])
 def test_watch_fits_the_terminal(run, height):
     screen = io.StringIO()
-    Console(file=screen, width=100).print(draw(run, 100, height=height))
+    Console(file=screen, width=100).print(render_run(run, 100, height=height))
     assert len(screen.getvalue().splitlines()) <= height
 
 

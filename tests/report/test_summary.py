@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from megaptm.console import Console
 from megaptm.errors import UserError, printable
 from megaptm.report.curves import draw_curves, loss_curves, metric_curve, plot_curves
@@ -193,7 +193,7 @@ def test_baselines_are_horizontal_lines():
 def run(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text(config_to_yaml(load(TINY)))
+    (run / "config.yaml").write_text(config_to_yaml(load_config(TINY)))
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     return run
@@ -266,7 +266,7 @@ def test_folder_without_a_run_is_refused(tmp_path):
 def test_run_without_metrics_is_refused(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.yaml").write_text(config_to_yaml(load(TINY)))
+    (run / "config.yaml").write_text(config_to_yaml(load_config(TINY)))
     with pytest.raises(UserError, match="has no metrics yet"):
         report_run(run)
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.commands.generate import generate_command
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.launch.ray.supervisor import launch_command
 from megaptm.report.terminal import (
     STARTED_BY,
@@ -24,8 +24,7 @@ from megaptm.report.terminal import (
     run_title,
 )
 from megaptm.shell import command_line, typed_path
-from megaptm.tokenizers import load as load_tokenizer
-from megaptm.tokenizers import train_tokenizer_on_texts
+from megaptm.tokenizers import load_tokenizer, train_tokenizer_on_texts
 from tests.train.runs import CONFIGS, build, save_untrained, settings, write_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -46,24 +45,24 @@ def test_format_duration():
 def test_title_has_precision_layout_and_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     layout = ["layout.data=2", "layout.tensor=2", "layout.sequence_parallel=true"]
-    config = load(CONFIGS / "gpt2/tiny.yaml", [*layout, "model.vocabulary=4096"])
+    config = load_config(CONFIGS / "gpt2/tiny.yaml", [*layout, "model.vocabulary=4096"])
     assert run_title(config).splitlines() == [
         "gpt2/custom, 1,334,016 parameters, fp32; 4 processes: layout data=2 tensor=2 sequence_parallel",
         "run folder runs/gpt2-tiny",
     ]
-    assert layout_title(load(CONFIGS / "gpt2/tiny.yaml").layout.model_dump()) == "data=1"
+    assert layout_title(load_config(CONFIGS / "gpt2/tiny.yaml").layout.model_dump()) == "data=1"
 
 
 def test_start_line_names_the_initial_weights():
-    config = load("gpt2/tiny")
+    config = load_config("gpt2/tiny")
     assert describe_start(config, imported=False) == "starts at step 0"
     assert describe_start(config, imported=True) == "starts at step 0 with the imported weights in the run folder"
-    other = load("gpt2/tiny", ["train.init_from=runs/first"])
+    other = load_config("gpt2/tiny", ["train.init_from=runs/first"])
     assert describe_start(other, imported=False) == "starts at step 0 with the weights of runs/first"
 
 
 def test_resume_line_names_step_and_layout():
-    config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
+    config = load_config(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2"])
     assert describe_resume(20, {"data": 2}, config) == "continues from step 20, layout data=2 -> pipeline=2"
     assert describe_resume(20, {"pipeline": 2}, config) == "continues from step 20, layout pipeline=2"
     assert describe_resume(20, {"pipeline": 2, "layers_per_stage": [3, 1]}, config) == (
@@ -76,7 +75,7 @@ def test_resume_line_names_step_and_layout():
         (19, "; this job ends at step 20 (train.stop_at)"),
         (20, "; train.stop_at (20) is past, the run ends at step 300"),
     ):
-        config = load(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2", "train.stop_at=20"])
+        config = load_config(CONFIGS / "gpt2/tiny.yaml", ["layout.pipeline=2", "train.stop_at=20"])
         assert (
             describe_resume(step, {"pipeline": 2}, config) == f"continues from step {step}, layout pipeline=2{ending}"
         )
@@ -121,7 +120,7 @@ def test_next_commands_can_be_pasted(family, objective, last, corpora, tmp_path,
     save_untrained(family, run.parent / "1", corpus, *([f"objective={objective}"] if objective else []))
     (run.parent / "1").rename(run)
     config, tokenizer = (
-        load(run / "config.yaml").model_copy(update={"run": str(run)}),
+        load_config(run / "config.yaml").model_copy(update={"run": str(run)}),
         load_tokenizer(run / "tokenizer"),
     )
     done, stopped = (next_commands(config, tokenizer, done=done) for done in (True, False))
@@ -142,14 +141,14 @@ def test_next_commands_can_be_pasted(family, objective, last, corpora, tmp_path,
 @pytest.mark.parametrize(("family", "form"), [("elmo", "elmo"), ("word2vec", "words"), ("vit", "hf")])
 def test_next_command_exports_models_that_generate_nothing(family, form):
     tokenizer = train_tokenizer_on_texts("words", ["a few words"], vocabulary=20)
-    *_, last = next_commands(load(CONFIGS / family / "tiny.yaml"), tokenizer, done=True)
+    *_, last = next_commands(load_config(CONFIGS / family / "tiny.yaml"), tokenizer, done=True)
     assert shlex.split(last)[len(shlex.split(command_line([]))) :][:2] == ["export", form]
 
 
 def test_missing_export_is_not_suggested():
     tokenizer = train_tokenizer_on_texts("wordpiece", ["a few words"], vocabulary=60)
     contrast = "objective={cross-modal-contrast: {regions: 9, features: 24, classes: 17}}"
-    lines = next_commands(load(CONFIGS / "unimo/tiny.yaml", [contrast]), tokenizer, done=True)
+    lines = next_commands(load_config(CONFIGS / "unimo/tiny.yaml", [contrast]), tokenizer, done=True)
     assert [shlex.split(line)[len(shlex.split(command_line([]))) :][0] for line in lines] == ["report", "evaluate"]
 
 

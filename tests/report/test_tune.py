@@ -34,7 +34,7 @@ def valley(rate):
 
 
 def test_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss():
-    result = RateRange.of(records(valley))
+    result = RateRange.from_records(records(valley))
     assert result.lowest_loss_rate == pytest.approx(0.1, rel=0.6)
     assert result.suggested == result.lowest_loss_rate / 10
     assert result.smoothed[-1] <= 4.0 * min(result.smoothed)
@@ -43,13 +43,13 @@ def test_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss():
 
 
 def test_range_ends_where_the_loss_is_not_finite():
-    result = RateRange.of(records(lambda rate: math.nan if rate > 0.01 else 5.0 - rate))
+    result = RateRange.from_records(records(lambda rate: math.nan if rate > 0.01 else 5.0 - rate))
     assert result.rates[-1] == pytest.approx(0.01, rel=0.1)
 
 
 def test_too_few_steps_are_refused():
     with pytest.raises(UserError, match=f"needs {MIN_STEPS}: give more --steps"):
-        RateRange.of(records(lambda rate: math.nan if rate > 1.5e-5 else 5.0))
+        RateRange.from_records(records(lambda rate: math.nan if rate > 1.5e-5 else 5.0))
 
 
 def test_command_trains_at_rising_rates(real_corpus, tmp_path):

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.resilience.events import (
     CheckpointEvent,
@@ -111,7 +111,7 @@ def test_last_saved_step_counts_unrecorded_commits(tmp_path):
     assert last_saved_step(tmp_path) == 0
     with Events(tmp_path) as events:
         events.write(CheckpointEvent(step=10, bytes=1, seconds=0.1))
-    store = Store(tmp_path, fence=lambda: True)
+    store = CheckpointStore(tmp_path, fence=lambda: True)
     store.prepare(20)
     store.write(20, 0, [TensorPiece("weight/a", (1,), (0,), (1,), torch.ones(1))])
     assert last_saved_step(tmp_path) == 10

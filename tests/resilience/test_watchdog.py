@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from megaptm.resilience.heartbeat import END, Beat, stacks_file
-from megaptm.resilience.watchdog import Limits, RankState, Watchdog, find_hanging_rank, format_ranks, newer_beat
+from megaptm.resilience.watchdog import RankState, Watchdog, WatchdogLimits, find_hanging_rank, format_ranks, newer_beat
 
-HANG = Limits(hang_seconds=4.0, data_timeout=60.0)
+HANG = WatchdogLimits(hang_seconds=4.0, data_timeout=60.0)
 
 
 def rank_state(phase, step_seconds, *, position=7, seconds_silent=0.0, seconds_in_phase=0.0):
@@ -83,7 +83,7 @@ def test_max_seconds_silent(phase, all_silent, allowed):
     ("phase", "step_seconds", "allowed"), [("loading", 0.0, 300), ("step", 2.0, 20), ("step", 0.1, 4)]
 )
 def test_factor_applies_to_all_limits(phase, step_seconds, allowed):
-    limits = Limits(hang_seconds=4.0, factor=1.5)
+    limits = WatchdogLimits(hang_seconds=4.0, factor=1.5)
     in_time = rank_state(phase, step_seconds, seconds_in_phase=1.4 * allowed)
     assert limits.find_suspects({0: in_time}, stopping=False) == []
     late = rank_state(phase, step_seconds, seconds_in_phase=1.6 * allowed)

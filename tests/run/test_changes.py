@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from megaptm.checkpoint.checkpoint import Checkpoint
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.commands.train import train_command
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.changes import find_changes
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.config.on_resume import OnResume
@@ -52,7 +52,7 @@ def corpora(built, tmp_path):
 def make_config(folder, *overrides, mix="{tales: 1}", change=False):
     own = [f"run={folder / 'run'}", f"data.mix={mix}", "model.vocabulary=300"]
     fixed = ["optimizer.warmup_steps=0", "optimizer.max_warmup_ratio=null"]
-    return absolute_paths(load(TINY, [*own, *fixed, *overrides]), change=change)
+    return absolute_paths(load_config(TINY, [*own, *fixed, *overrides]), change=change)
 
 
 READ = {"id of tales": [160, 70]}
@@ -61,7 +61,7 @@ READ = {"id of tales": [160, 70]}
 def start_run(config, *, step=DONE, ids=None):
     """Create a run that has saved a checkpoint, as the trainer does."""
     run = prepare_run_folder(config)
-    store = Store(run, fence=lambda: True)
+    store = CheckpointStore(run, fence=lambda: True)
     store.prepare(step)
     store.write(step, 0, [])
     known = {path: Corpus.open(path).manifest.id for path in config.data.mix} if ids is None else ids
@@ -120,12 +120,12 @@ def test_accepted_changes_are_recorded_once(tmp_path, capsys):
     assert event["before"] == {"optimizer.lr": 0.002, "train.batch": 16, "train.seed": 1234}
     assert event["after"] == {"optimizer.lr": 0.001, "train.batch": 32, "train.seed": 5}
     assert f"from step {DONE + 1} on, train.batch is 32, was 16" in capsys.readouterr().err
-    written = load(run / "config.yaml")
+    written = load_config(run / "config.yaml")
     assert written.train.ramp.steps == {0: 16, DONE: 32}
     assert written.train.phase_start == DONE
     assert written.data.cursors.model_dump() == {"step": DONE, "sample": 160, "read": {"id of tales": (160, 70)}}
     prepare_run_folder(make_config(tmp_path, *more))  # the same command again, without --change
-    assert load(run / "config.yaml") == written
+    assert load_config(run / "config.yaml") == written
     assert len(events_of_kind(run, "change")) == 1
 
 
@@ -140,7 +140,7 @@ def test_batch_may_change_to_sizes_that_the_layout_before_did_not_have(tmp_path)
     start_run(make_config(tmp_path, "train.steps=20"), ids={})
     more = ("train.batch=64", "layout.data=32", "layout.microbatch=2")
     prepare_run_folder(make_config(tmp_path, "train.steps=20", *more, change=True), change=True)
-    assert load(tmp_path / "run/config.yaml").train.ramp.steps == {0: 16, DONE: 64}
+    assert load_config(tmp_path / "run/config.yaml").train.ramp.steps == {0: 16, DONE: 64}
 
 
 def test_change_back_is_a_change(tmp_path):
@@ -152,9 +152,9 @@ def test_change_back_is_a_change(tmp_path):
 
 def test_options_of_the_objective_change_and_the_data_continue(tmp_path):
     path, own = TINY.parents[1] / "bert/tiny.yaml", [f"run={tmp_path / 'run'}", "data.mix={tales: 1}"]
-    start_run(absolute_paths(load(path, [*own, "model.vocabulary=300"])), ids={})
+    start_run(absolute_paths(load_config(path, [*own, "model.vocabulary=300"])), ids={})
     rate = "objective={masked-lm: {rate: 0.3}, next-sentence: {}}"
-    config = absolute_paths(load(path, [*own, "model.vocabulary=300", rate]), change=True)
+    config = absolute_paths(load_config(path, [*own, "model.vocabulary=300", rate]), change=True)
     prepare_run_folder(config, change=True)
     assert [*events_of_kind(tmp_path / "run", "change")[0]["after"]] == ["objective"]
     assert config.data.cursors.step == DONE
@@ -177,9 +177,9 @@ def test_data_of_an_older_checkpoint_cannot_be_changed(tmp_path, monkeypatch):
 def test_change_that_a_run_cannot_have_names_the_reason(tmp_path, family, key, reason):
     path = TINY.parents[1] / family / "tiny.yaml"
     own = [f"run={tmp_path / 'run'}", "data.mix={tales: 1}", "model.vocabulary=300"]
-    start_run(absolute_paths(load(path, own)), ids={})
+    start_run(absolute_paths(load_config(path, own)), ids={})
     with pytest.raises(UserError, match=reason):
-        prepare_run_folder(absolute_paths(load(path, [*own, key]), change=True), change=True)
+        prepare_run_folder(absolute_paths(load_config(path, [*own, key]), change=True), change=True)
 
 
 def test_all_differences_of_the_model_are_listed():
@@ -221,7 +221,7 @@ def with_other_value(section, path):
 
 
 EXPECTED = {OnResume.YES: set(), OnResume.CHANGE: {True}, OnResume.NEVER: {False}}
-STARTED = load(TINY, ["data.mix={tales: 1}", "model.vocabulary=300", "train.ramp={steps: {0: 8, 9: 16}}"])
+STARTED = load_config(TINY, ["data.mix={tales: 1}", "model.vocabulary=300", "train.ramp={steps: {0: 8, 9: 16}}"])
 KEYS = {
     key: other
     for section in config_sections()
@@ -384,7 +384,7 @@ def test_longer_run_without_a_rate_jump_needs_no_choice(tmp_path, schedule):
 def test_example_in_train_help_continues_at_the_last_rate(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first, second = [shlex.split(line)[3:] for line in train_command.help.splitlines() if " megaptm train " in line][:2]
-    run = start_run(absolute_paths(load(TINY, first)), step=200, ids={})
+    run = start_run(absolute_paths(load_config(TINY, first)), step=200, ids={})
     config = read_config(run, second)
     prepare_run_folder(config)
     assert config.train.steps == 400
@@ -427,7 +427,7 @@ def test_shortened_warmup_stays_in_a_longer_run(tmp_path):
     cut = ["optimizer.warmup_steps=20", "optimizer.max_warmup_ratio=0.35"]
     run = start_run(make_config(tmp_path, "train.steps=10", *cut), ids={})
     prepare_run_folder(make_config(tmp_path, "train.steps=25", "optimizer.decay_steps=10", *cut))
-    assert load(run / "config.yaml").optimizer.warmup_steps == 3
+    assert load_config(run / "config.yaml").optimizer.warmup_steps == 3
 
 
 def test_zero_final_rate_is_not_offered(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
 from megaptm.commands.export import export_group
-from megaptm.config import config_to_yaml, load, resolve_model
+from megaptm.config import config_to_yaml, load_config, resolve_model
 from megaptm.errors import UserError
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
@@ -22,7 +22,7 @@ TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 @pytest.fixture
 def config():
     shape = ["model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "model.vocabulary=300"]
-    return load(TINY, shape)
+    return load_config(TINY, shape)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def saved(config, run):
     """Return a run with one checkpoint, at step 7, and its model."""
     model = Model(resolve_model(config)).eval()
     init_weights(model, seed=3)
-    store = Store(run, fence=lambda: True)
+    store = CheckpointStore(run, fence=lambda: True)
     store.prepare(7)
     store.write(
         7,
@@ -90,12 +90,14 @@ def test_step_without_a_checkpoint_is_refused(saved):
 
 def test_earlier_phase_has_its_own_attention(tmp_path):
     """A later phase may stretch rotary positions; weights of the first phase were trained without that."""
-    config = load(TINY.parents[1] / "llama/tiny.yaml", ["model.vocabulary=300"])
-    present = load(TINY.parents[1] / "llama/tiny.yaml", ["model.vocabulary=300", "model.attention.rope_base=160000.0"])
+    config = load_config(TINY.parents[1] / "llama/tiny.yaml", ["model.vocabulary=300"])
+    present = load_config(
+        TINY.parents[1] / "llama/tiny.yaml", ["model.vocabulary=300", "model.attention.rope_base=160000.0"]
+    )
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text(config_to_yaml(present))
-    store = Store(run, fence=lambda: True)
+    store = CheckpointStore(run, fence=lambda: True)
     store.prepare(7)
     store.write(7, 0, [])
     store.commit(7, {"config": config.model_dump(mode="json")}, ranks=1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from megaptm.checkpoint.checkpoint import Checkpoint
-from megaptm.checkpoint.store import Store
-from megaptm.config import load, resolve_model, resolve_spec
+from megaptm.checkpoint.store import CheckpointStore
+from megaptm.config import load_config, resolve_model, resolve_spec
 from megaptm.distillation.run import LOGITS_SEPARATOR, refuse_other_teacher
 from megaptm.errors import UserError
 from megaptm.families import FAMILIES
@@ -29,7 +29,7 @@ def make_checkpoint(state, step=5):
 
 
 def test_parameter_sharing_must_not_change():
-    albert, apart = (resolve_model(load("bert/tiny", [f"model.share={share}"])) for share in ("[ffn]", "[]"))
+    albert, apart = (resolve_model(load_config("bert/tiny", [f"model.share={share}"])) for share in ("[ffn]", "[]"))
     state = compatibility_record(albert, "words")
     checkpoint = make_checkpoint(state)
     refuse_other_model(checkpoint, compatibility_record(albert, "words"))
@@ -45,16 +45,18 @@ def test_model_description_survives_json(family):
     """JSON has no tuples, and ELMo's filters are nested tuples."""
     if not (ROOT / f"configs/{family}/tiny.yaml").is_file():
         pytest.skip("no tiny config")
-    expected = compatibility_record(resolve_spec(load(f"{family}/tiny")), "words")
+    expected = compatibility_record(resolve_spec(load_config(f"{family}/tiny")), "words")
     read = json.loads(json.dumps(expected))
     refuse_other_model(make_checkpoint(read), expected)
 
 
 def test_pixel_normalization_must_not_change():
     """The family's own values, written out, are no difference."""
-    own, other = (resolve_model(load("vit/tiny", [f"model.pixel_std=[{std}, {std}, {std}]"])) for std in (0.5, 0.25))
-    assert own == resolve_model(load("vit/tiny"))
-    assert load("vit/tiny", ["model.pixel_std=[0.25, 0.25, 0.25]"]).model.pixel_mean == (0.5,) * 3
+    own, other = (
+        resolve_model(load_config("vit/tiny", [f"model.pixel_std=[{std}, {std}, {std}]"])) for std in (0.5, 0.25)
+    )
+    assert own == resolve_model(load_config("vit/tiny"))
+    assert load_config("vit/tiny", ["model.pixel_std=[0.25, 0.25, 0.25]"]).model.pixel_mean == (0.5,) * 3
     of_own, of_other = (json.loads(json.dumps(compatibility_record(spec, "words"))) for spec in (own, other))
     refuse_other_model(make_checkpoint(of_own), of_own)
     refuse_other_model(make_checkpoint(of_other), of_other)
@@ -63,7 +65,7 @@ def test_pixel_normalization_must_not_change():
 
 
 def test_num_task_embeddings_must_not_change():
-    specs = [resolve_model(load("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
+    specs = [resolve_model(load_config("ernie-2/tiny", [f"model.tasks={tasks}"])) for tasks in (4, 7)]
     four, seven = (compatibility_record(spec, "words") for spec in specs)
     checkpoint = make_checkpoint(seven)
     with pytest.raises(UserError, match="has another model: its tasks is 7, the config's is 4"):
@@ -78,7 +80,7 @@ def test_num_task_embeddings_must_not_change():
     ],
 )
 def test_invalid_skip_batches_in_a_checkpoint_count_as_none(train, tmp_path):
-    store = Store(tmp_path, fence=lambda: True)
+    store = CheckpointStore(tmp_path, fence=lambda: True)
     store.prepare(5)
     store.write(5, 0, [])
     store.commit(5, {"config": {"train": train}}, 1)
@@ -124,7 +126,7 @@ def test_task_file_must_not_change(tmp_path):
     table = tmp_path / "similar.npz"
     table.write_bytes(b"one")
     task = f"objective={{masked-lm: {{hide: ngrams, show: similar-words, similar: {table}}}}}"
-    config = load("bert/tiny", [task, "model.vocabulary=300"])
+    config = load_config("bert/tiny", [task, "model.vocabulary=300"])
     hashes = objective_files(config)
     assert [*hashes] == ["masked-lm.similar"]
     checkpoint = make_checkpoint({"files": hashes})

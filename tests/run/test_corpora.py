@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.data import Corpus
 from megaptm.data.loader import Loader, LostWorkerError
 from megaptm.errors import EXIT_FAILURE, EXIT_USER_ERROR, UserError
@@ -29,7 +29,7 @@ def corpus(tmp_path_factory):
 
 def config(corpus, *more):
     path, *overrides = settings("gpt2", corpus.with_name("run"), corpus, "train.batch=4", *more)
-    return load(path, overrides)
+    return load_config(path, overrides)
 
 
 def test_more_steps_than_max_epochs_are_refused(corpus):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from megaptm.config import config_to_yaml, load
+from megaptm.config import config_to_yaml, load_config
 from megaptm.errors import UserError
 from megaptm.resilience.events import BranchEvent, ChangeEvent, CheckpointEvent, Events, read_events
 from megaptm.resilience.lock import RunLock
@@ -35,7 +35,7 @@ TINY = Path(__file__).parents[2] / "configs/gpt2/tiny.yaml"
 def config(tmp_path):
     def build(*overrides):
         mix = f"data.mix={{{tmp_path / 'corpus'}: 1}}"
-        return absolute_paths(load(TINY, [f"run={tmp_path / 'run'}", mix, *overrides]))
+        return absolute_paths(load_config(TINY, [f"run={tmp_path / 'run'}", mix, *overrides]))
 
     return build
 
@@ -54,7 +54,7 @@ def record_checkpoint(run):
 
 def test_resolved_config_is_written(config):
     run = prepare_run_folder(config())
-    assert load(run / "config.yaml") == config()
+    assert load_config(run / "config.yaml") == config()
     assert not list(run.glob("*.tmp"))
 
 
@@ -97,7 +97,7 @@ def test_checkpoints_may_be_a_link_to_a_larger_disk(config, tmp_path):
 
 def test_config_of_a_run_without_checkpoints_is_replaced(config):
     prepare_run_folder(config())
-    assert load(prepare_run_folder(config("train.steps=7")) / "config.yaml").train.steps == 7
+    assert load_config(prepare_run_folder(config("train.steps=7")) / "config.yaml").train.steps == 7
 
 
 def test_vocabulary_defaults_to_the_corpus(tmp_path, corpus_of_300):
@@ -106,12 +106,12 @@ def test_vocabulary_defaults_to_the_corpus(tmp_path, corpus_of_300):
     words = [f"run={tmp_path / 'run'}", f"data.mix={{{corpus_of_300}: 1}}"]
     run_config = read_config(path, words)
     assert run_config.model.vocabulary == 300
-    assert load(prepare_run_folder(run_config) / "config.yaml").model.vocabulary == 300
+    assert load_config(prepare_run_folder(run_config) / "config.yaml").model.vocabulary == 300
     assert read_config(tmp_path / "run").model.vocabulary == 300
     assert read_config(path, [*words, "model.vocabulary=512"]).model.vocabulary == 512
     assert read_draft(path, words).config.model.vocabulary == 300
     absent = [words[0], "data.mix={nowhere: 1}"]
-    assert read_config(path, absent).model.vocabulary == load(path, absent).model.vocabulary == 50257
+    assert read_config(path, absent).model.vocabulary == load_config(path, absent).model.vocabulary == 50257
 
 
 def test_unreachable_corpus_times_out_as_configured(tmp_path, faults):
@@ -129,15 +129,15 @@ def test_run_folder_may_have_any_name(config, tmp_path, name):
 
 def test_paths_become_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settled = absolute_paths(load(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
+    settled = absolute_paths(load_config(TINY, ["run=a", "data.mix={b: 1, 's3://bucket/c': 2}"]))
     assert settled.run == str(tmp_path / "a")
     assert settled.data.mix == {str(tmp_path / "b"): 1.0, "s3://bucket/c": 2.0}
-    cove = load(TINY.parents[1] / "cove/tiny.yaml", ["model.word_vectors=glove.txt"])
+    cove = load_config(TINY.parents[1] / "cove/tiny.yaml", ["model.word_vectors=glove.txt"])
     assert absolute_paths(cove).model.word_vectors == str(tmp_path / "glove.txt")
     masks = {"hide": "ngrams", "show": "similar-words"}
     for value, expected in (("words.npz", str(tmp_path / "words.npz")), ("my.words:like", "my.words:like")):
         objective = {"masked-lm": {**masks, "similar": value}, "sentence-order": {}}
-        mac = load(TINY, ["model.family=bert", "data.mix={b: 1}"]).model_copy(update={"objective": objective})
+        mac = load_config(TINY, ["model.family=bert", "data.mix={b: 1}"]).model_copy(update={"objective": objective})
         assert absolute_paths(mac).objective == {"masked-lm": {**masks, "similar": expected}, "sentence-order": {}}
 
 
@@ -155,7 +155,7 @@ def test_paths_become_absolute(tmp_path, monkeypatch):
 )
 def test_resume_with_another_layout(config, override):
     record_checkpoint(prepare_run_folder(config()))
-    assert load(prepare_run_folder(config(override)) / "config.yaml") == config(override)
+    assert load_config(prepare_run_folder(config(override)) / "config.yaml") == config(override)
 
 
 def test_planned_layout_is_written_and_reused(tmp_path, capsys):
@@ -211,7 +211,7 @@ def test_changed_key_is_refused_on_resume(config, override, message):
 def test_shares_and_weights_of_future_steps_may_change(config, before, after):
     run = prepare_run_folder(config(f"objective={before}"))
     record_checkpoint(run)
-    assert load(prepare_run_folder(config(f"objective={after}")) / "config.yaml") == config(f"objective={after}")
+    assert load_config(prepare_run_folder(config(f"objective={after}")) / "config.yaml") == config(f"objective={after}")
     event = read_events(run)[-1]
     assert (event["kind"], event["step"]) == ("objective", 10)
     assert event["before"] != event["after"]
@@ -258,7 +258,7 @@ def test_other_order_of_corpora_is_refused_on_resume(config):
 
 def test_all_keys_may_change_before_the_first_checkpoint(config):
     prepare_run_folder(config())
-    assert load(prepare_run_folder(config("model.layers=2")) / "config.yaml").model.layers == 2
+    assert load_config(prepare_run_folder(config("model.layers=2")) / "config.yaml").model.layers == 2
 
 
 def test_run_in_use_is_not_changed(config):

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.launch.slurm.preflight import make_log_folder
 from megaptm.launch.worker_group import LocalWorkerGroup
@@ -22,7 +22,7 @@ from tests.run.test_folder import TINY
 
 
 def make_config(run):
-    return absolute_paths(load(TINY, [f"run={run}", f"data.mix={{{run.parent / 'corpus'}: 1}}"]))
+    return absolute_paths(load_config(TINY, [f"run={run}", f"data.mix={{{run.parent / 'corpus'}: 1}}"]))
 
 
 PRECIOUS = "of the user"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST
-from megaptm.config import Config, config_to_yaml, load
+from megaptm.config import Config, config_to_yaml, load_config
 from megaptm.distillation.cached_logits import FORMAT, TeacherLogitsManifest
 from megaptm.distillation.cached_logits import MANIFEST as KEPT
 from megaptm.distillation.run import check_teacher, teacher_run
@@ -32,13 +32,13 @@ def save_checkpoint(run: Path, step: int, config: Config) -> Path:
 
 def student_config(teacher: Path, run: Path, more: str = "") -> Config:
     words = [f"run={run}", f"distill={{teacher: {teacher}, hidden: 1{more}}}", "model.vocabulary=300"]
-    return absolute_paths(load(BERT, words))
+    return absolute_paths(load_config(BERT, words))
 
 
 @pytest.mark.parametrize("first", [0, 2])
 def test_student_keeps_the_teacher_step_of_its_start(tmp_path: Path, first: int) -> None:
     """The teacher was trained further after the student started. Step 0 is an imported teacher."""
-    config = load(BERT, ["model.vocabulary=300"])
+    config = load_config(BERT, ["model.vocabulary=300"])
     teacher, run = save_checkpoint(tmp_path / "teacher", first, config), tmp_path / "run"
     save_checkpoint(run, 1, student_config(teacher, run))
     save_checkpoint(teacher, 4, config)
@@ -49,7 +49,10 @@ def test_student_keeps_the_teacher_step_of_its_start(tmp_path: Path, first: int)
 
 
 def test_invalid_teacher_step_of_a_checkpoint_is_ignored(tmp_path: Path) -> None:
-    teacher, run = save_checkpoint(tmp_path / "teacher", 4, load(BERT, ["model.vocabulary=300"])), tmp_path / "run"
+    teacher, run = (
+        save_checkpoint(tmp_path / "teacher", 4, load_config(BERT, ["model.vocabulary=300"])),
+        tmp_path / "run",
+    )
     save_checkpoint(run, 1, student_config(teacher, run))
     state = {"config": {"distill": {"step": "x"}}}
     (run / FOLDER / "step-00000001" / MANIFEST).write_text(json.dumps({"state": state}))
@@ -59,7 +62,7 @@ def test_invalid_teacher_step_of_a_checkpoint_is_ignored(tmp_path: Path) -> None
 
 
 def test_missing_teacher_step_is_refused(tmp_path: Path) -> None:
-    config = load(BERT, ["model.vocabulary=300"])
+    config = load_config(BERT, ["model.vocabulary=300"])
     for step in (2, 4):
         save_checkpoint(tmp_path / "teacher", step, config)
     of_student = student_config(tmp_path / "teacher", tmp_path / "run", ", step: 3")
@@ -68,7 +71,7 @@ def test_missing_teacher_step_is_refused(tmp_path: Path) -> None:
 
 
 def test_removed_teacher_error_asks_to_restore_it(tmp_path: Path) -> None:
-    config = load(BERT, ["model.vocabulary=300"])
+    config = load_config(BERT, ["model.vocabulary=300"])
     teacher, run = save_checkpoint(tmp_path / "teacher", 2, config), tmp_path / "run"
     save_checkpoint(run, 1, of_student := student_config(teacher, run))
     shutil.rmtree(teacher / FOLDER / "step-00000002")
@@ -84,9 +87,9 @@ def test_removed_teacher_error_asks_to_restore_it(tmp_path: Path) -> None:
 
 
 def test_word_vectors_cannot_be_a_teacher(tmp_path: Path) -> None:
-    config = load(BERT, ["model.vocabulary=300"])
+    config = load_config(BERT, ["model.vocabulary=300"])
     of_student = student_config(save_checkpoint(tmp_path / "teacher", 2, config), tmp_path / "run")
-    save_checkpoint(tmp_path / "teacher", 4, load(BERT.parents[1] / "nnlm/tiny.yaml", ["model.vocabulary=300"]))
+    save_checkpoint(tmp_path / "teacher", 4, load_config(BERT.parents[1] / "nnlm/tiny.yaml", ["model.vocabulary=300"]))
     with pytest.raises(UserError, match=r"distill\.model: family is 'bert', but 'nnlm' in .*teacher:"):
         check_teacher(of_student, tokenizer=None)  # type: ignore[arg-type] # not used before the error
 
@@ -105,7 +108,7 @@ def test_word_vectors_cannot_be_a_teacher(tmp_path: Path) -> None:
 )
 def test_mismatching_cached_logits_are_refused(tmp_path: Path, name: str, value: object, message: str) -> None:
     """An array of a million positions and tokens would take terabytes, so it must not be created."""
-    config = load(BERT, ["model.vocabulary=300"])
+    config = load_config(BERT, ["model.vocabulary=300"])
     save_checkpoint(tmp_path / "teacher", 2, config)
     (tmp_path / "kept").mkdir()
     words = [
@@ -113,7 +116,7 @@ def test_mismatching_cached_logits_are_refused(tmp_path: Path, name: str, value:
         f"distill={{teacher: {tmp_path / 'teacher'}, logits: 1, cached_logits: {tmp_path / 'kept'}}}",
         "model.vocabulary=300",
     ]
-    of_student = absolute_paths(load(BERT, words))
+    of_student = absolute_paths(load_config(BERT, words))
     manifest = TeacherLogitsManifest(
         format=FORMAT,
         teacher="it",
@@ -135,10 +138,10 @@ def test_mismatching_cached_logits_are_refused(tmp_path: Path, name: str, value:
 
 def test_cached_logits_may_move_on_resume(tmp_path: Path) -> None:
     """Cached logits are compared by manifest and samples. Replacing them by a teacher that runs is refused."""
-    save_checkpoint(tmp_path / "teacher", 2, load(BERT, ["model.vocabulary=300"]))
+    save_checkpoint(tmp_path / "teacher", 2, load_config(BERT, ["model.vocabulary=300"]))
     here, there, run = (
         absolute_paths(
-            load(BERT, [f"distill={{teacher: {tmp_path}/teacher, logits: 1{cached}}}", "model.vocabulary=300"])
+            load_config(BERT, [f"distill={{teacher: {tmp_path}/teacher, logits: 1{cached}}}", "model.vocabulary=300"])
         )
         for cached in (f", cached_logits: {tmp_path / 'here'}", f", cached_logits: {tmp_path / 'there'}", "")
     )
@@ -148,7 +151,9 @@ def test_cached_logits_may_move_on_resume(tmp_path: Path) -> None:
 
 def test_teacher_has_the_attention_of_its_checkpoint(tmp_path: Path) -> None:
     """A later phase of the teacher changed its options."""
-    configs = [load(BERT, ["model.vocabulary=300", f"model.attention.dropout={value}"]) for value in ("true", "false")]
+    configs = [
+        load_config(BERT, ["model.vocabulary=300", f"model.attention.dropout={value}"]) for value in ("true", "false")
+    ]
     for step, config in zip((2, 4), configs, strict=True):
         teacher = save_checkpoint(tmp_path / "teacher", step, config)
         state = {"config": config.model_dump(mode="json")}

@@ -2,7 +2,7 @@
 
 import signal
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.resilience.events import read_events
 from tests.drills.program import arguments, checkpoints, family_of, finish, start, wait_for
 from tests.processes import send
@@ -27,7 +27,7 @@ def test_second_start_is_refused_before_the_first_step(tmp_path, real_corpus):
     _, errors = job.communicate(timeout=240)
     assert job.returncode == 75, errors
     assert checkpoints(run)
-    assert load(run / "config.yaml").optimizer.lr == 1e-3
+    assert load_config(run / "config.yaml").optimizer.lr == 1e-3
     kinds = [event["kind"] for event in read_events(run)]
     assert kinds == ["launch", "start", "first-step", "checkpoint", "stop-signal", "exit"]
 

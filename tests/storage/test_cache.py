@@ -7,7 +7,7 @@ import time
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.storage import Cache, RetryPolicy, default_cache_folder, expand_home
+from megaptm.storage import RemoteFileCache, RetryPolicy, default_cache_folder, expand_home
 from megaptm.track.uri import refuse_foreign_server
 
 HOUR = 3600
@@ -34,7 +34,7 @@ def test_eviction_spares_downloads_of_other_processes(tmp_path):
         os.utime(folder / name, (10 * HOUR - age, 10 * HOUR - age))
     source = tmp_path / "train-000003.tar"
     source.write_bytes(bytes(150))
-    cache = Cache(tmp_path / "cache", max_bytes=300)
+    cache = RemoteFileCache(tmp_path / "cache", max_bytes=300)
     cache.fetch(str(source), folder / source.name, sha256=hashlib.sha256(bytes(150)).hexdigest())
     assert {path.name for path in folder.iterdir()} == {".train-000001.tar.8-cd.part", "train-000003.tar"}
 
@@ -48,7 +48,7 @@ def test_a_cache_filled_by_downloads_is_reported_once(tmp_path):
         (folder / name).write_bytes(bytes(200))
         os.utime(folder / name, (mtime, mtime))
     reports: list[str] = []
-    cache = Cache(tmp_path / "cache", max_bytes=300, retry=RetryPolicy(report=reports.append))
+    cache = RemoteFileCache(tmp_path / "cache", max_bytes=300, retry=RetryPolicy(report=reports.append))
     for name in ("train-000002.tar", "train-000003.tar"):
         (tmp_path / name).write_bytes(bytes(150))
         cache.fetch(str(tmp_path / name), folder / name, sha256=hashlib.sha256(bytes(150)).hexdigest())
@@ -63,6 +63,6 @@ def test_eviction_spares_files_of_the_user(tmp_path):
     own.write_bytes(bytes(200))
     (tmp_path / "train-000001.tar").write_bytes(bytes(150))
     copy = tmp_path / "scratch/web-0123456789abcdef/train-000001.tar"
-    cache = Cache(tmp_path / "scratch", max_bytes=300)
+    cache = RemoteFileCache(tmp_path / "scratch", max_bytes=300)
     cache.fetch(str(tmp_path / copy.name), copy, sha256=hashlib.sha256(bytes(150)).hexdigest())
     assert own.exists()

@@ -13,7 +13,7 @@ from data_pipeline.sources.remote import list_url
 from megaptm import storage
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.storage import Cache, RetryPolicy
+from megaptm.storage import RemoteFileCache, RetryPolicy
 
 NO_RETRY = RetryPolicy(seconds=0.0, deadline=5.0, report=lambda line: None)
 CONTENT = b"content"
@@ -90,6 +90,6 @@ def test_unreachable_server_is_reported(unreachable: str, read_url: object) -> N
 
 def test_corpus_on_unreachable_server_is_reported(unreachable: str, tmp_path: object) -> None:
     with pytest.raises(UserError, match=r"manifest.json could not be reached"):
-        Corpus.open(unreachable, Cache(tmp_path, retry=NO_RETRY))  # type: ignore[arg-type]
+        Corpus.open(unreachable, RemoteFileCache(tmp_path, retry=NO_RETRY))  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"cannot be listed .Cannot connect"):
         list_url(unreachable)

@@ -16,7 +16,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from megaptm.errors import UserError
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.tokenizers import find_first_tokens, load, train_tokenizer_on_texts
+from megaptm.tokenizers import find_first_tokens, load_tokenizer, train_tokenizer_on_texts
 from megaptm.tokenizers.normalization import (
     BLOCK,
     SIGMA,
@@ -208,7 +208,7 @@ def test_collapsed_tokenizer_json_has_same_ids_and_fingerprint(trained, tmp_path
     """Published files, and those of earlier versions, have a `Precompiled` component."""
     content = {**trained[False].content, "normalizer": collapse_precompiled(trained[False].content["normalizer"])}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    loaded = load(tmp_path)
+    loaded = load_tokenizer(tmp_path)
     assert loaded.fingerprint == trained[False].fingerprint
     for text in TEXTS:
         assert loaded.encode(text).tolist() == trained[False].encode(text).tolist()
@@ -219,7 +219,7 @@ def test_tokenizer_of_earlier_version_keeps_its_folds(trained, tmp_path):
     normalizer = collapse_precompiled(trained[True].content["normalizer"])
     (tmp_path / "tokenizer.json").write_text(json.dumps({**trained[True].content, "normalizer": normalizer}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    loaded = load(tmp_path)
+    loaded = load_tokenizer(tmp_path)
     assert loaded.library.normalizer.normalize_str("हिन्दी ΣΟΦΟΣ 한") == "हनद σοφοσ 한"
     assert loaded.fingerprint == trained[True].fingerprint
 
@@ -350,4 +350,4 @@ def test_damaged_table_is_rejected(charsmap, trained, tmp_path):
     content = {**trained[False].content, "normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="is not a valid tokenizer"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)

@@ -15,7 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from megaptm.errors import UserError
 from megaptm.inference.prompt import encode_prompt
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 from megaptm.tokenizers.special import find_role_names, read_special_tokens
 from megaptm.tokenizers.word_cache import MARK, ids_and_ends
 from tests.tokenizers.conftest import VARIANTS
@@ -164,7 +164,7 @@ def test_text_never_becomes_a_special_token_of_undivided_words(model, divided, t
         library.pre_tokenizer = divided
     library.add_special_tokens(SPECIAL)
     library.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
     for text in ("a [MASK] b", "[MASK]", "</s>", "a </s>"):
         assert not {1, 2} & {*tokenizer.encode(text).tolist(), *tokenizer.encode_batch_with_ends([text])[0][0].tolist()}
     assert tokenizer.encode("a").tolist() == [3]
@@ -172,11 +172,11 @@ def test_text_never_becomes_a_special_token_of_undivided_words(model, divided, t
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_saved_tokenizer_loads_with_same_ids(name, trained, tmp_path):
-    """`load` and transformers read the ids, the special tokens and the vocabulary size."""
+    """`load_tokenizer` and transformers read the ids, the special tokens and the vocabulary size."""
     from transformers import AutoTokenizer
 
     trained[name].save(tmp_path)
-    loaded, hf_tokenizer = load(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    loaded, hf_tokenizer = load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = "class Parser: # The parser's 1st naïve test\n    return [self.name, 'x']\n"
     ids = trained[name].encode(text).tolist()
     assert loaded.encode(text).tolist() == ids
@@ -209,7 +209,7 @@ def test_transformers_adds_special_tokens_of_published_tokenizers(kind, expected
 def test_bare_tokenizer_json_has_roles_by_usual_names(trained, tmp_path):
     trained["wordpiece"].save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
-    assert load(tmp_path / "tokenizer.json").special == trained["wordpiece"].special
+    assert load_tokenizer(tmp_path / "tokenizer.json").special == trained["wordpiece"].special
 
 
 def test_fingerprint_depends_on_merges_only(trained, tmp_path):
@@ -220,12 +220,12 @@ def test_fingerprint_depends_on_merges_only(trained, tmp_path):
     padded.enable_padding(length=8)
     padded.enable_truncation(4)
     padded.save(str(file), pretty=False)
-    assert load(file).fingerprint == trained["byte-bpe"].fingerprint
-    assert len(load(file).encode("def __init__(self, parser)")) > 4
+    assert load_tokenizer(file).fingerprint == trained["byte-bpe"].fingerprint
+    assert len(load_tokenizer(file).encode("def __init__(self, parser)")) > 4
     content = json.loads(file.read_text(encoding="utf-8"))
     content["model"]["merges"].pop()
     file.write_text(json.dumps(content), encoding="utf-8")
-    assert load(file).fingerprint != trained["byte-bpe"].fingerprint
+    assert load_tokenizer(file).fingerprint != trained["byte-bpe"].fingerprint
 
 
 @pytest.mark.parametrize("layout", [3, [], {}, {"type": "BertProcessing", "sep": ["[SEP]"]}])
@@ -241,12 +241,12 @@ def test_invalid_tokenizer_json_is_rejected(written, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.write_text(written)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_missing_tokenizer_is_rejected(tmp_path):
     with pytest.raises(UserError, match="nowhere"):
-        load(tmp_path / "nowhere")
+        load_tokenizer(tmp_path / "nowhere")
 
 
 def test_import_loads_no_tokenizer_library():

@@ -8,7 +8,7 @@ import transformers
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from megaptm.hub.tokenizer import read_tokenizer
-from megaptm.tokenizers import Tokenizer, load, train_tokenizer_on_texts
+from megaptm.tokenizers import Tokenizer, load_tokenizer, train_tokenizer_on_texts
 from megaptm.tokenizers.normalization import collapse_precompiled, make_library_normalizer
 from megaptm.tokenizers.probe import probe_texts
 from tests.tokenizers.conftest import VARIANTS
@@ -125,7 +125,7 @@ def test_files_of_first_releases_are_read(name, trained, texts, tmp_path):
 def test_roberta_without_roles_in_config_has_usual_roles(trained, tmp_path):
     trained["RoBERTa"].save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
-    assert load(tmp_path).special == trained["RoBERTa"].special
+    assert load_tokenizer(tmp_path).special == trained["RoBERTa"].special
 
 
 CHINESE = "北京大学在海淀区。学生们喜欢读书,也喜欢 Python 3.11 语言!㐀 𠀀 豈 ひらがなとカタカナ naïve\n"

@@ -34,8 +34,8 @@ def start_launcher(
 ) -> subprocess.Popen[str]:
     """Start the launcher as a process that can receive signals and whose output can be read."""
     source = (
-        "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"
-        f"sys.exit(launch({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0, "
+        "import sys; from pathlib import Path; from megaptm.launch.local import launch_ranks\n"
+        f"sys.exit(launch_ranks({command!r}, processes={processes}, run=Path({str(run)!r}), grace_seconds=1.0, "
         f"hang_seconds={hang_seconds!r}))"
     )
     return subprocess.Popen(

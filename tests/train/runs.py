@@ -12,9 +12,9 @@ from data_pipeline.annotate import Annotations
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.config import Config, config_to_yaml, load, resolve_model
+from megaptm.config import Config, config_to_yaml, load_config, resolve_model
 from megaptm.models.initial import init_weights
 from megaptm.models.model import Model
 
@@ -89,7 +89,7 @@ def settings(family: str, run: Path, corpus: Path, *more: str) -> list[str]:
 def save_untrained(family: str, run: Path, corpus: Path, *more: str, step: int = 7) -> tuple[Path, Model]:
     """Write a run folder with one checkpoint of initial weights; return it with the model."""
     path, *overrides = settings(family, run, corpus, *more)
-    model = save_initial(load(path, overrides), run, step=step)
+    model = save_initial(load_config(path, overrides), run, step=step)
     (run / "tokenizer").symlink_to(corpus / "tokenizer")
     return run, model
 
@@ -100,7 +100,7 @@ def save_initial(config: Config, run: Path, *, step: int = 7) -> Model:
     (run / "config.yaml").write_text(config_to_yaml(config))
     model = Model(resolve_model(config)).eval().requires_grad_(False)
     init_weights(model, seed=3)
-    store = Store(run, fence=lambda: True)
+    store = CheckpointStore(run, fence=lambda: True)
     store.prepare(step)
     pieces = [
         TensorPiece(f"weight/{name}", tuple(value.shape), (0,) * value.dim(), tuple(value.shape), value)

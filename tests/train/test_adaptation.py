@@ -9,7 +9,7 @@ from rich.console import Console
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from tests.bad_input.commands import user_error
 from tests.drills.program import arguments
 from tests.forked import megaptm
@@ -27,7 +27,7 @@ def build(folder: Path, kind: str, specials: str) -> Path:
 
 
 def weight(run: Path, name: str, step: int = 1) -> object:
-    return Store(run).load(step).reader.read(f"weight/{name}")
+    return CheckpointStore(run).load(step).reader.read(f"weight/{name}")
 
 
 def test_a_decoder_continues_as_an_encoder_and_back(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.data import Mix, read_validation
 from megaptm.parallel.groups import Ranks
 from megaptm.run.corpora import RunCorpora
@@ -21,7 +21,7 @@ def test_only_tensor_rank_0_reads_validation_text(tmp_path: Path, monkeypatch: p
     corpus = build(write_text(tmp_path / "text"), tmp_path / "corpus", "gpt2")
     words = ("layout.tensor=2", "train.batch=4", "train.validate_batches=2")
     path, *overrides = settings("gpt2", tmp_path / "run", corpus, *words)
-    config = absolute_paths(load(path, overrides))
+    config = absolute_paths(load_config(path, overrides))
     read: list[int] = []
     really = Mix.sample
     monkeypatch.setattr(Mix, "sample", lambda mix, number: read.append(number) or really(mix, number))
@@ -44,7 +44,7 @@ def test_validation_images_are_decoded_lazily(tmp_path: Path) -> None:
     micro_batch = 4 * 3 * size**2
     alone = Ranks(world=0, tensor=0, pipeline=0, data=0, tensor_size=1, pipeline_size=1, data_size=1)
     for workers in (0, 1):
-        config = absolute_paths(load("vit/tiny", [*words, *rows, f"data.workers={workers}"]))
+        config = absolute_paths(load_config("vit/tiny", [*words, *rows, f"data.workers={workers}"]))
         source = BatchSource(config, alone, RunCorpora(config))
         expected_batches = [*read_validation(source.validation, batch=4, microbatch=4, max_steps=20)]
         assert len(expected_batches) == 20

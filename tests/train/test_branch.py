@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.errors import UserError
 from megaptm.report.summary import report_run
@@ -125,12 +125,12 @@ def test_weights_only_starts_a_new_optimizer_at_step_0(runs):
 
 def test_weights_only_has_no_steps_of_the_source(runs):
     """A batch that was changed at the last step is the batch of all steps of the new run."""
-    source, batch = runs.copy("source"), 2 * load(runs.original / "config.yaml").train.batch
+    source, batch = runs.copy("source"), 2 * load_config(runs.original / "config.yaml").train.batch
     megaptm("train", source, "train.steps=7", f"train.batch={batch}", "optimizer.restarts=[6]", "--change")
-    assert load(source / "config.yaml").train.ramp is not None
+    assert load_config(source / "config.yaml").train.ramp is not None
     branch = Branch.parse([f"run={runs.folder / 'again'}", f"from={source}"], weights_only=True)
     branch.create()
-    config = load(branch.run / "config.yaml")
+    config = load_config(branch.run / "config.yaml")
     assert (config.train.batch, config.train.ramp, [*config.optimizer.restarts]) == (batch, None, [])
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import megaptm as library
 from megaptm.__main__ import main
 from megaptm.api import _name_callbacks
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.yamls import flatten_keys
 from megaptm.errors import UserError
 from megaptm.plugins import NAMED_BY_USER
@@ -235,7 +235,7 @@ def test_invalid_callback_is_rejected(run, name, options, message):
 @pytest.mark.parametrize("value", ["[stop]", "stop", "{stop: {}}", "{a.b:Stop: 3}"])
 def test_config_rejects_other_values(value):
     with pytest.raises(UserError, match="callbacks"):
-        load(CONFIGS / "gpt2/tiny.yaml", [f"callbacks={value}", "model.vocabulary=300"])
+        load_config(CONFIGS / "gpt2/tiny.yaml", [f"callbacks={value}", "model.vocabulary=300"])
 
 
 def test_config_imports_no_callback():
@@ -272,7 +272,7 @@ def test_class_of_a_script_is_rejected(monkeypatch):
 @pytest.mark.parametrize("name", ["loss", "validation/mine", "step"])
 def test_metric_of_the_run_is_rejected(tmp_path, name):
     with pytest.raises(ValueError, match="is one of the run itself"):
-        RunState(tmp_path, load(CONFIGS / "gpt2/tiny.yaml", ["model.vocabulary=300"])).log_metrics({name: 1.0})
+        RunState(tmp_path, load_config(CONFIGS / "gpt2/tiny.yaml", ["model.vocabulary=300"])).log_metrics({name: 1.0})
 
 
 def test_methods_are_documented():

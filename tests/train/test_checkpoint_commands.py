@@ -6,9 +6,16 @@ import shutil
 import pytest
 from safetensors.torch import load_file
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tags import add_tag, find_tagged
-from megaptm.commands.checkpoint import copy, diff, list_checkpoints, prune, tag, verify
+from megaptm.commands.checkpoint import (
+    copy_checkpoint_command,
+    diff_checkpoints_command,
+    list_checkpoints_command,
+    prune_checkpoints_command,
+    tag_checkpoint_command,
+    verify_checkpoints_command,
+)
 from megaptm.resilience.lock import LAUNCH_FILE, RunLock
 from megaptm.run.branch import Branch
 from megaptm.storage import file_sha256, list_files
@@ -41,14 +48,14 @@ def run(original, tmp_path):
 
 def test_tagged_checkpoint_is_retained_and_named(run):
     """Also by a job that read the tags before."""
-    run_command(tag, f"{run}@2", "decay-start")
-    store = Store(run, keep=1, fence=lambda: True)
+    run_command(tag_checkpoint_command, f"{run}@2", "decay-start")
+    store = CheckpointStore(run, keep=1, fence=lambda: True)
     assert store.removable() == [3, 1]
-    run_command(tag, f"{run}@1", "first")
+    run_command(tag_checkpoint_command, f"{run}@1", "first")
     for step in (3, 1):
         store.remove(step)
     assert checkpoints(run) == [1, 2, STEPS]
-    assert "tags decay-start" in run_command(list_checkpoints, run)
+    assert "tags decay-start" in run_command(list_checkpoints_command, run)
     branch = Branch.parse([f"run={run}-branch", f"from={run}@decay-start"])
     assert branch.create()
     assert checkpoints(branch.run) == [2]
@@ -59,21 +66,21 @@ def test_one_tag_of_two_checkpoints_retains_both(run):
     """Two commands at once can give it to two."""
     for step in (1, 2):
         (run / f"checkpoints/step-{step:08d}/tag.final").touch()
-    assert Store(run, keep=1, fence=lambda: True).removable() == [3]
+    assert CheckpointStore(run, keep=1, fence=lambda: True).removable() == [3]
 
 
 def test_tagged_checkpoint_returns_after_its_removal_was_interrupted(run):
-    run_command(tag, f"{run}@2", "final")
+    run_command(tag_checkpoint_command, f"{run}@2", "final")
     folder = run / "checkpoints/step-00000002"
     folder.rename(folder.with_suffix(".removed-0123abcd"))
-    Store(run, fence=lambda: True).take_over()
+    CheckpointStore(run, fence=lambda: True).take_over()
     assert find_tagged(run) == {"final": 2}
 
 
 def test_removed_tag_keeps_nothing(run):
     add_tag(run, 2, "final")
-    run_command(tag, run, "final", "--remove")
-    assert Store(run, keep=1).removable() == [3, 2, 1]
+    run_command(tag_checkpoint_command, run, "final", "--remove")
+    assert CheckpointStore(run, keep=1).removable() == [3, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +104,7 @@ def test_mistakes_have_a_sentence(run, words, sentence):
 
 
 def test_diff_has_keys_and_distances(original):
-    result = json.loads(run_command(diff, f"{original}@3", original, "--json"))
+    result = json.loads(run_command(diff_checkpoints_command, f"{original}@3", original, "--json"))
     assert result["steps"] == [3, STEPS]
     assert result["samples"] == [36, 48]
     assert result["config"]["optimizer.lr"] == [1e-3, 5e-4]
@@ -108,12 +115,12 @@ def test_diff_has_keys_and_distances(original):
     embed = result["groups"]["embed"]
     assert embed["distance"] == pytest.approx(distance.item(), rel=1e-9)
     assert embed["relative"] == pytest.approx((distance / norm).item(), rel=1e-9)
-    assert "optimizer.lr: 0.001 -> 0.0005" in run_command(diff, f"{original}@3", original)
+    assert "optimizer.lr: 0.001 -> 0.0005" in run_command(diff_checkpoints_command, f"{original}@3", original)
 
 
 def test_diff_of_other_models_lists_their_weights(original, real_corpus, tmp_path):
     other, _ = save_untrained("gpt2", tmp_path / "other", real_corpus("byte-bpe"), "model.layers=1", "model.width=16")
-    result = json.loads(run_command(diff, original, other, "--json"))
+    result = json.loads(run_command(diff_checkpoints_command, original, other, "--json"))
     assert "embed.token.weight" in result["other_shapes"]
     assert "decoder.1.ffn.up.weight" in result["only_a"]
     assert not [name for name in result["only_a"] if name.startswith(("embed.", "decoder.0."))]
@@ -123,10 +130,10 @@ def test_diff_of_other_models_lists_their_weights(original, real_corpus, tmp_pat
 def test_prune_applies_the_rules_once(run):
     copied = shutil.copytree(run / "checkpoints/step-00000002", run / "checkpoints/step-00000002.bak")
     add_tag(run, 1, "mine")
-    assert "removed 2 checkpoints" in run_command(prune, run, "checkpoint.keep=1", "--yes")
+    assert "removed 2 checkpoints" in run_command(prune_checkpoints_command, run, "checkpoint.keep=1", "--yes")
     assert checkpoints(run) == [1, STEPS]
     assert (copied / "manifest.json").exists()
-    assert run_command(prune, run, "--yes") == "nothing to remove\n"
+    assert run_command(prune_checkpoints_command, run, "--yes") == "nothing to remove\n"
 
 
 def test_run_is_not_locked_while_prune_asks(run, monkeypatch):
@@ -135,7 +142,7 @@ def test_run_is_not_locked_while_prune_asks(run, monkeypatch):
             return True
 
     monkeypatch.setattr("megaptm.commands.checkpoint.confirm", confirm)
-    assert "removed 3 checkpoints" in run_command(prune, run, "checkpoint.keep=1")
+    assert "removed 3 checkpoints" in run_command(prune_checkpoints_command, run, "checkpoint.keep=1")
 
 
 def test_prune_refuses_a_run_that_trains_or_is_damaged(run):
@@ -148,29 +155,29 @@ def test_prune_refuses_a_run_that_trains_or_is_damaged(run):
 
 
 def test_copy_continues_as_the_run_does(original, tmp_path):
-    run_command(copy, f"{original}@2", tmp_path / "copy")
-    assert "step 2: undamaged" in run_command(verify, tmp_path / "copy")
+    run_command(copy_checkpoint_command, f"{original}@2", tmp_path / "copy")
+    assert "step 2: undamaged" in run_command(verify_checkpoints_command, tmp_path / "copy")
     megaptm("train", f"run={tmp_path / 'branch'}", f"from={tmp_path / 'copy'}@2", "train.stop_at=3", code=75)
     assert losses(tmp_path / "branch")[3] == losses(original)[3]
 
 
 def test_copy_to_an_object_store_is_verified_and_sent_once(original, faults):
     url = "s3://corpora/copies/run"
-    run_command(copy, f"{original}@2", url)
+    run_command(copy_checkpoint_command, f"{original}@2", url)
     folder = "checkpoints/step-00000002"
     hashes = {name: file_sha256(f"{url}/{folder}/{name}") for name in list_files(f"{url}/{folder}")}
     assert hashes == {path.name: file_sha256(str(path)) for path in (original / folder).iterdir()}
     assert list_files(f"{url}/tokenizer").keys() == list_files(str(original / "tokenizer")).keys()
     faults.requests.clear()
-    run_command(copy, f"{original}@2", url)
+    run_command(copy_checkpoint_command, f"{original}@2", url)
     assert not [request for request in faults.requests if "PUT" in str(request)]
 
 
 @pytest.mark.parametrize("selector", ["@2", ""])
 def test_copy_comes_back_from_an_object_store(original, tmp_path, faults, selector):
     url = "s3://corpora/copies/returned"
-    run_command(copy, f"{original}@2", url)
-    assert "step 2: copied" in run_command(copy, f"{url}{selector}", tmp_path / "back")
+    run_command(copy_checkpoint_command, f"{original}@2", url)
+    assert "step 2: copied" in run_command(copy_checkpoint_command, f"{url}{selector}", tmp_path / "back")
     folder = "checkpoints/step-00000002"
     assert content(tmp_path / "back" / folder) == content(original / folder)
     assert content(tmp_path / "back/tokenizer") == content(original / "tokenizer")

@@ -17,9 +17,9 @@ FILES = 4
 
 @pytest.fixture
 def store(tmp_path):
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
 
-    store = Store(tmp_path, keep=2, fence=always)
+    store = CheckpointStore(tmp_path, keep=2, fence=always)
     for step in (10, 20):
         save(store, step, ranks=FILES)
     return store
@@ -31,7 +31,7 @@ def load_newest(run, unreadable):
 
     from megaptm.checkpoint import files
     from megaptm.checkpoint.checkpoint import Checkpoint
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.errors import UserError
     from megaptm.run.rank import RankEnvironment
     from megaptm.storage import RetryPolicy
@@ -54,7 +54,7 @@ def load_newest(run, unreadable):
         files.RETRY, os.preadv = RetryPolicy(seconds=0.1, pause=0.01), preadv
     try:
         checkpoint = newest_checkpoint(
-            Store(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank)
+            CheckpointStore(Path(run), fence=always if rank == 0 else None), RankEnvironment(rank, RANKS, rank)
         )
         return checkpoint and checkpoint.step, sorted(compared)
     except UserError as error:
@@ -95,7 +95,7 @@ def test_missing_checkpoints_of_the_journal_are_an_error(store, tmp_path):
 def save_while_the_storage_waits(run):
     """Return the saved steps before and after the storage of the run responds."""
     from megaptm.checkpoint.host_staging import HostStaging
-    from megaptm.checkpoint.store import Store
+    from megaptm.checkpoint.store import CheckpointStore
     from megaptm.parallel.background import Background
     from megaptm.resilience.events import Events
     from megaptm.run.rank import RankEnvironment
@@ -104,7 +104,7 @@ def save_while_the_storage_waits(run):
 
     answers = threading.Event()
 
-    class SlowStore(Store):
+    class SlowStore(CheckpointStore):
         def _clean_up(self):
             assert answers.wait(timeout=10.0)
             super()._clean_up()

@@ -56,7 +56,7 @@ def tune(monkeypatch: pytest.MonkeyPatch, processor: Callable[[str], None]) -> I
 
     def install(words: str) -> None:
         processor(words)
-        restores.append(cpu_tuning.install())
+        restores.append(cpu_tuning.tune_for_cpu())
 
     yield install
     for restore in restores:
@@ -248,7 +248,7 @@ def test_training_without_the_module(real_corpus: Callable[[str], Path], tmp_pat
     (copy / "train/cpu_tuning.py").unlink()
     run = copy / "train/run.py"
     text = run.read_text().replace("    from megaptm.train import cpu_tuning\n", "")
-    run.write_text(text.replace("cpu_tuning.install()", "pass"))
+    run.write_text(text.replace("cpu_tuning.tune_for_cpu()", "pass"))
     assert not [path for path in copy.rglob("*.py") if "cpu_tuning" in path.read_text()]
     corpus = real_corpus("byte-bpe")
     without = trained_losses(tmp_path / "copy", tmp_path / "without", corpus)

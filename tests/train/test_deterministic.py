@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.parallel.deterministic import use_deterministic_kernels
 from megaptm.run.folder import absolute_paths, prepare_run_folder
@@ -31,7 +31,7 @@ SHORT = ("train.steps=3", "model.dropout=0.1")
 def worker(folder, corpus, *more):
     """Run one process for three steps; return torch's settings at the end, and the losses."""
     path, *overrides = arguments("gpt2", folder, corpus, *SHORT, *more)
-    prepare_run_folder(absolute_paths(load(path, overrides)))
+    prepare_run_folder(absolute_paths(load_config(path, overrides)))
     environment = {**os.environ, **RANK_VARIABLES, "MASTER_PORT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(folder)], env=environment, capture_output=True, text=True, check=False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.distillation.section import distill_section
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.track import read_metrics
@@ -41,7 +41,7 @@ def test_student_resumes_with_the_same_teacher_checkpoint(
     megaptm("train", str(teacher), "train.steps=4")
     megaptm("train", str(tmp_path / "run"), "layout.data=1")
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    resolved = distill_section(load(tmp_path / "run/config.yaml"))
+    resolved = distill_section(load_config(tmp_path / "run/config.yaml"))
     assert resolved is not None
     assert resolved.step == 2
     assert resolved.model["layers"] == 2

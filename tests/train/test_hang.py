@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from megaptm.launch.local import launch
+from megaptm.launch.local import launch_ranks
 from megaptm.resilience.events import HangEvent, read_events
 from megaptm.resilience.failures import report_hang
 from megaptm.resilience.heartbeat import EXIT, write_request
@@ -124,7 +124,7 @@ with heartbeat.during("step"):
 )
 def test_hanging_rank_is_reported_with_phase_and_stack(program, tmp_path, capfd, body, phase, message, stack):
     run = tmp_path / "run"
-    assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS) == 75
+    assert launch_ranks(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS) == 75
     output, hang = capfd.readouterr().err, hang_of(run)
     assert output.startswith("rank 1 hangs: for ")
     assert message in output
@@ -140,7 +140,10 @@ def test_hanging_rank_is_reported_with_phase_and_stack(program, tmp_path, capfd,
 def test_stopped_loader_worker_is_reported(program, tmp_path, capfd):
     """Even with a long `data.timeout_seconds`."""
     run = tmp_path / "run"
-    assert launch(program(READER_IS_HALTED), processes=2, run=run, hang_seconds=HANG_SECONDS, data_timeout=600.0) == 75
+    assert (
+        launch_ranks(program(READER_IS_HALTED), processes=2, run=run, hang_seconds=HANG_SECONDS, data_timeout=600.0)
+        == 75
+    )
     reader = int((tmp_path / "reader").read_text())
     errors = capfd.readouterr().err
     assert "it has been waiting for the data of step 4, and its data readers are stopped (state T" in errors
@@ -158,7 +161,7 @@ def test_progress_is_no_hang(program, tmp_path):
         time.sleep({1.5 * HANG_SECONDS})
     heartbeat.close()
     """
-    assert launch(program(body), processes=2, run=tmp_path / "run", hang_seconds=HANG_SECONDS) == 0
+    assert launch_ranks(program(body), processes=2, run=tmp_path / "run", hang_seconds=HANG_SECONDS) == 0
 
 
 REFUSED = """
@@ -180,12 +183,12 @@ def test_refused_second_start_is_no_hang(program, tmp_path):
     """The second start has prepared the run before the first one takes its lock."""
     run, command = tmp_path / "run", program(LONG_SAVING)
     source = (
-        "import sys; from pathlib import Path; from megaptm.launch.local import launch\n"
-        f"sys.exit(launch({command!r}, processes=2, run=Path({str(run)!r}), hang_seconds={HANG_SECONDS}))"
+        "import sys; from pathlib import Path; from megaptm.launch.local import launch_ranks\n"
+        f"sys.exit(launch_ranks({command!r}, processes=2, run=Path({str(run)!r}), hang_seconds={HANG_SECONDS}))"
     )
     first = subprocess.Popen([sys.executable, "-c", source], stderr=subprocess.PIPE)
     pids(tmp_path, 2, first)
-    assert launch([sys.executable, "-c", REFUSED], processes=2, run=run) == 1
+    assert launch_ranks([sys.executable, "-c", REFUSED], processes=2, run=run) == 1
     assert (first.wait(timeout=120), first.stderr.read().decode()) == (0, "")
 
 
@@ -200,7 +203,7 @@ def test_waiting_for_a_slow_server_is_no_hang(program, tmp_path):
             time.sleep(0.01)
     """
     run = tmp_path / "run"
-    assert launch(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, data_timeout=60.0) == 0
+    assert launch_ranks(program(body), processes=2, run=run, hang_seconds=HANG_SECONDS, data_timeout=60.0) == 0
 
 
 def test_hang_is_reported_without_a_writable_folder(tmp_path, capfd):

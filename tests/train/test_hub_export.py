@@ -11,7 +11,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan
 from megaptm.resilience.events import read_events
@@ -143,14 +143,15 @@ def test_failed_copy_changes_nothing(real_corpus, tmp_path, monkeypatch):
     ("previous", "step", "is_due"), [(0, 1, False), (1, 2, True), (2, 3, False), (3, 6, True), (4, 9, True)]
 )
 def test_first_checkpoint_of_every_so_many_steps_is_exported(previous, step, is_due):
-    config = load("gpt2/tiny", ["train.steps=9", "hub.export_every=2"])
+    config = load_config("gpt2/tiny", ["train.steps=9", "hub.export_every=2"])
     assert is_export_due(config, previous, step) is is_due
 
 
 def test_plan_has_the_host_memory_of_a_copy():
     keys = ["checkpoint.asynchronous=false"]
     plain, copied = (
-        make_plan(load("gpt3/xl", [*keys, *more]), load_machine("a100-80g")) for more in ([], ["hub.export_every=1000"])
+        make_plan(load_config("gpt3/xl", [*keys, *more]), load_machine("a100-80g"))
+        for more in ([], ["hub.export_every=1000"])
     )
     assert copied.saving.host_bytes - plain.saving.host_bytes == 4 * plain.parameters
 

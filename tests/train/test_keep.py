@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.checkpoint.committed import FOLDER, MANIFEST
-from megaptm.commands.checkpoint import list_checkpoints, verify
-from megaptm.config import load
+from megaptm.commands.checkpoint import list_checkpoints_command, verify_checkpoints_command
+from megaptm.config import load_config
 from megaptm.config.schema import KeepConfig
 from megaptm.run.held_out import FIELD, HeldOutLoss, held_out_recipes
 from megaptm.run.selected import find_best
@@ -50,12 +50,12 @@ def test_run_retains_multiples_and_the_best(run):
 
 
 def test_list_has_steps_sizes_and_losses(run):
-    listed = json.loads(run_command(list_checkpoints, run, "--json"))
+    listed = json.loads(run_command(list_checkpoints_command, run, "--json"))
     losses = validation_losses(run)
     assert [row["step"] for row in listed["checkpoints"]] == checkpoints(run)
     assert [row["validation_loss"] for row in listed["checkpoints"]] == [losses[step] for step in checkpoints(run)]
     assert {row["problem"] for row in listed["checkpoints"]} == {None}
-    assert f"step {STEPS:>10,}" in run_command(list_checkpoints, run)
+    assert f"step {STEPS:>10,}" in run_command(list_checkpoints_command, run)
 
 
 def test_number_is_the_number_of_newest(real_corpus, tmp_path):
@@ -73,7 +73,7 @@ def test_number_is_the_number_of_newest(real_corpus, tmp_path):
     ],
 )
 def test_number_sets_the_newest_only(overrides, expected):
-    keep = load("gpt2/tiny", ["train.validate_every=100", *overrides]).checkpoint.keep
+    keep = load_config("gpt2/tiny", ["train.validate_every=100", *overrides]).checkpoint.keep
     assert (keep.last, keep.every, keep.best.count) == expected
 
 
@@ -91,10 +91,10 @@ def untrained(real_corpus, tmp_path):
 
 
 def test_verify_names_the_damaged_checkpoint(untrained):
-    assert "step 7: undamaged" in run_command(verify, untrained)
+    assert "step 7: undamaged" in run_command(verify_checkpoints_command, untrained)
     [file] = untrained.glob("checkpoints/step-00000007/*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    result = CliRunner().invoke(verify, [str(untrained)])
+    result = CliRunner().invoke(verify_checkpoints_command, [str(untrained)])
     assert "step 7: " in result.output
     assert "its sha256 differs from its index" in result.output
     assert "1 of the checkpoints in" in str(result.exception)
@@ -152,8 +152,8 @@ def test_losses_of_the_wrong_types_do_not_end_a_run():
 
 
 def test_a_changed_set_leaves_the_losses_of_the_mix():
-    before = load("gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news}}"])
-    after = load(
+    before = load_config("gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news}}"])
+    after = load_config(
         "gpt2/tiny", ["data.mix={books: 1}", "data.validation={news: {corpus: news, batches: 3}, web: {corpus: w}}"]
     )
     first = HeldOutLoss(held_out_recipes(before))

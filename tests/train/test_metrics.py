@@ -27,7 +27,7 @@ def test_progress_bar_shows_the_remaining_time_of_the_run(monkeypatch):
     terminal = console.Console(file=io.StringIO(), force_terminal=True, width=120)
     monkeypatch.setattr(console, "Console", lambda: terminal)
     bar = _ProgressBar(100, start=40)
-    bar.step_metrics(41, {"loss": 2.0, "tokens_per_second": 1000.0, "seconds_left": 5400.0})
+    bar.show_step_metrics(41, {"loss": 2.0, "tokens_per_second": 1000.0, "seconds_left": 5400.0})
     bar._progress.refresh()
     assert "41/100" in terminal.file.getvalue()
     assert "1:30:00 left" in terminal.file.getvalue()
@@ -36,8 +36,8 @@ def test_progress_bar_shows_the_remaining_time_of_the_run(monkeypatch):
 
 def test_lines_of_a_log_escape_control_characters(capsys):
     lines = _LogLines(10)
-    lines.epoch(3, "corpora/\x1b[2J", 2)
-    lines.validation(3, {"validation/loss": 1.0, "validation/\x1b[2J/loss": 2.0})
+    lines.show_epoch(3, "corpora/\x1b[2J", 2)
+    lines.show_validation(3, {"validation/loss": 1.0, "validation/\x1b[2J/loss": 2.0})
     assert capsys.readouterr().out == (
         "step 3/10  epoch 2 of corpora/\\x1b[2J starts\nstep 3/10  validation loss 1.0000 (\\x1b[2J 2.0000)\n"
     )

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.launch.slurm.preflight import preflight
 from megaptm.track import read_metrics
@@ -122,7 +122,7 @@ def test_second_phase_without_the_first_is_refused(runs):
 def test_slurm_preflight_refuses_an_invalid_phase(runs):
     path, *overrides = runs.words("nothing", *SECOND)
     with pytest.raises(UserError, match=r"train\.phase_start \(4\): the run in .* has 0 steps"):
-        preflight(load(path, overrides), attempt="1.0", tasks=1)
+        preflight(load_config(path, overrides), attempt="1.0", tasks=1)
 
 
 def test_first_phase_after_the_second_is_refused(runs, second):

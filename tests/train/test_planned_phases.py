@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.resilience.events import read_events
 from megaptm.run.corpora_checks import check_corpora, positioned_phases
@@ -99,7 +99,7 @@ def test_planned_phases_equal_changes_on_resume(runs, planned):
     assert recorded(planned) == recorded(by_hand)
     for step in (*BORDERS, STEPS):
         assert state(planned, step)["read"] == state(by_hand, step)["read"]
-    config, manual = (load(run / "config.yaml").model_dump() for run in (planned, by_hand))
+    config, manual = (load_config(run / "config.yaml").model_dump() for run in (planned, by_hand))
     assert {key for key in config if config[key] != manual[key]} == {"run", "phases"}
 
 
@@ -150,14 +150,14 @@ def test_damaged_checkpoints_return_to_an_earlier_phase(runs, planned, stopped):
 
 def test_positions_of_later_phases_are_known_at_the_start(runs, planned):
     path, *overrides = runs.arguments("none", runs.phases)
-    *_, last = positioned_phases(load(path, overrides))
-    assert last.data.cursors == load(planned / "config.yaml").data.cursors
+    *_, last = positioned_phases(load_config(path, overrides))
+    assert last.data.cursors == load_config(planned / "config.yaml").data.cursors
     assert last.data.cursors.step == BORDERS[0]
 
 
 def test_corpora_of_later_phases_are_checked_at_the_start(runs):
     path, *overrides = runs.arguments("none", f"phases=[{{until: 3}}, {{data.mix: {{{runs.folder / 'absent'}: 1}}}}]")
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     with pytest.raises(UserError, match=r"phases, after step 3: .*absent.* is not a finished corpus"):
         check_corpora(config)
 
@@ -182,7 +182,7 @@ def test_killed_run_enters_the_next_phase(runs, planned):
     run = runs.train("killed", runs.phases, "train.stop_at=2", code=75)
     first_phase = (run / "config.yaml").read_text()
     runs.train(run.name, runs.phases, f"train.stop_at={BORDERS[0]}", code=75)
-    assert load(run / "config.yaml").train.phase_start == BORDERS[0]
+    assert load_config(run / "config.yaml").train.phase_start == BORDERS[0]
     (run / "config.yaml").write_text(first_phase)
     megaptm("train", run, "train.stop_at=null")
     assert losses(run) == losses(planned)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.schedule import config_warnings
 from megaptm.config.schema import ProfileConfig
 from megaptm.errors import UserError
@@ -111,13 +111,13 @@ def test_report_names_traces_and_peak_memory(runs) -> None:
 )
 def test_config_refuses_a_trace_outside_the_run(profile: str, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
-        load(TINY, ["run=run", "data.mix={corpus: 1}", "train.steps=5", f"train.profile={profile}"])
+        load_config(TINY, ["run=run", "data.mix={corpus: 1}", "train.steps=5", f"train.profile={profile}"])
 
 
 def test_rank_without_a_process_is_a_warning() -> None:
     """A run with traces may continue on fewer devices."""
     profile = "train.profile={steps: [4, 5], ranks: [1]}"
-    config = load(TINY, ["run=run", "data.mix={corpus: 1}", "train.steps=5", profile])
+    config = load_config(TINY, ["run=run", "data.mix={corpus: 1}", "train.steps=5", profile])
     warning = "train.profile.ranks has 1, but the layout has 1 processes: it writes no trace."
     assert warning in [*config_warnings(config)]
 
@@ -190,7 +190,7 @@ def test_peak_is_known_by_the_name_of_the_gpu(
     """The PCIe card of the H100 has another peak, and the V100 has no bf16."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device_name)
-    config = load(
+    config = load_config(
         TINY, ["run=run", "data.mix={corpus: 1}", "layout.data=4", "train.batch=32", f"train.precision={precision}"]
     )
     assert device_use.peak_flops(config) == expected

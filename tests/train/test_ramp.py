@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.config.learning_rate import learning_rate, learning_rate_at
 from megaptm.track import read_metrics
 from tests import ROOT
@@ -71,8 +71,8 @@ def test_ramp_at_configured_steps_resumes(runs):
 
 def test_schedule_by_samples_is_the_same_with_a_ramp():
     """The rate depends on the number of samples: GPT-3's warm-up and decay are given in tokens."""
-    base = load(ROOT / "configs/gpt3/175b.yaml")
-    ramped = load(ROOT / "configs/gpt3/175b.yaml", ["train.ramp={start: 384, increment: 384, samples: 1000000}"])
+    base = load_config(ROOT / "configs/gpt3/175b.yaml")
+    ramped = load_config(ROOT / "configs/gpt3/175b.yaml", ["train.ramp={start: 384, increment: 384, samples: 1000000}"])
     batches = ramped.batch_schedule
     for step in range(0, 5000, 97):
         at, size = batches.first_sample(step) / base.train.batch, batches.size(step) / base.train.batch

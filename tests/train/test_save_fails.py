@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from megaptm.errors import UserError
-from megaptm.launch.local import launch
+from megaptm.launch.local import launch_ranks
 from megaptm.resilience.events import read_events
 from megaptm.run.folder import exclusive_start, prepare_run_folder, read_config
 from tests.drills.program import arguments, checkpoints, losses
@@ -41,7 +41,7 @@ def start_run(words, environment, processes=2):
     with exclusive_start(config):
         run = prepare_run_folder(config)
         command = [sys.executable, "-c", WORKER, "--run", str(run)]
-        return launch(command, processes=processes, run=run, environment=environment, threads=1)
+        return launch_ranks(command, processes=processes, run=run, environment=environment, threads=1)
 
 
 @pytest.fixture(scope="module")

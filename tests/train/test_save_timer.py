@@ -5,8 +5,8 @@ from statistics import mean
 
 import pytest
 
-from megaptm.checkpoint.store import Store
-from megaptm.config import CheckpointConfig, load
+from megaptm.checkpoint.store import CheckpointStore
+from megaptm.config import CheckpointConfig, load_config
 from megaptm.plan.failures import DAY
 from megaptm.plan.machine import load_machine
 from megaptm.plan.plan import make_plan
@@ -70,7 +70,7 @@ def test_all_ranks_save_the_same_steps(real_corpus, tmp_path, monkeypatch):
         megaptm("train", *arguments("gpt2", run, real_corpus("byte-bpe"), *keys, "callbacks=[slow:Slow]"))
     saves = [event for event in read_events(runs["1s"]) if event["kind"] == "checkpoint"]
     assert len(saves) >= 3
-    store = Store(runs["1s"])
+    store = CheckpointStore(runs["1s"])
     assert [store.inspect(event["step"]).step for event in saves] == [event["step"] for event in saves]
     assert losses(runs["1s"]) == losses(runs["9"])
 
@@ -78,9 +78,9 @@ def test_all_ranks_save_the_same_steps(real_corpus, tmp_path, monkeypatch):
 def test_plan_has_the_steps_of_the_time():
     """Jobs of 24 hours; with auto, the interval of least cost."""
     machine = load_machine("h100-80g")
-    plan = make_plan(load("gpt3/175b", ["checkpoint.every=24h"]), machine)
+    plan = make_plan(load_config("gpt3/175b", ["checkpoint.every=24h"]), machine)
     assert plan.failures.every == round(DAY / plan.step.seconds)
-    best = make_plan(load("gpt3/175b", ["checkpoint.every=auto"]), machine).failures
+    best = make_plan(load_config("gpt3/175b", ["checkpoint.every=auto"]), machine).failures
     assert best.every == best.best_interval_steps
     assert best.goodput == pytest.approx(best.best_goodput, rel=1e-3)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import config_to_yaml, load, load_run_config
+from megaptm.config import config_to_yaml, load_config, load_run_config
 from megaptm.errors import UserError
 from megaptm.resilience.events import Events, read_events
 from megaptm.run.back import roll_back
@@ -115,7 +115,7 @@ def test_run_rolls_back_before_a_nan(real_corpus, tmp_path, monkeypatch):
 
 
 def test_run_ends_after_three_returns_to_a_checkpoint(tmp_path):
-    config = load(ROOT / "configs/gpt2/tiny.yaml", ["train.skip_batches={8: 2}"])
+    config = load_config(ROOT / "configs/gpt2/tiny.yaml", ["train.skip_batches={8: 2}"])
     (tmp_path / CONFIG).write_text(config_to_yaml(config))
     with Events(tmp_path) as events:
         spike = {"step": 8, "spike": "loss 9", "samples": (96, 107), "events": events}
@@ -129,7 +129,7 @@ def test_run_ends_after_three_returns_to_a_checkpoint(tmp_path):
 
 
 def test_run_does_not_skip_all_text_since_a_full_disk(tmp_path):
-    (tmp_path / CONFIG).write_text(config_to_yaml(load(ROOT / "configs/gpt2/tiny.yaml")))
+    (tmp_path / CONFIG).write_text(config_to_yaml(load_config(ROOT / "configs/gpt2/tiny.yaml")))
     with Events(tmp_path) as events:
         spike = {"spike": "loss 9", "samples": (96, 107), "events": events}
         roll_back(tmp_path, step=8, from_step=20, failed_saves=2, **spike)

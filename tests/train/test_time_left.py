@@ -2,7 +2,7 @@
 
 import pytest
 
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.mixture import short_names
 from megaptm.track import read_metrics
 from megaptm.train.time_left import VALIDATION_SHARE, TimeLeft
@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 def time_left(*overrides, **counts):
-    config = load(CONFIGS / "gpt2/tiny.yaml", ["model.vocabulary=300", "train.steps=100", *overrides])
+    config = load_config(CONFIGS / "gpt2/tiny.yaml", ["model.vocabulary=300", "train.steps=100", *overrides])
     return TimeLeft(config, first_step=1, start_time=0.0, **counts)
 
 

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from data_pipeline import commands
 from megaptm.data import open_mix
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests.drills.program import arguments, finish, losses
 from tests.forked import megaptm
 from tests.train.runs import write_text
@@ -44,7 +44,7 @@ def corpus(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_objective_uses_special_tokens_of_any_tokenizer(name, corpus):
-    objective, special = CASES[name][0], load(corpus(name) / "tokenizer").special
+    objective, special = CASES[name][0], load_tokenizer(corpus(name) / "tokenizer").special
     mix = open_mix({str(corpus(name)): 1.0}, objective=objective, sequence=40, seed=3, special=special)
     rows = [mix.sample(number) for number in range(16)]
     if objective.startswith("masked"):

@@ -8,7 +8,7 @@ import pytest
 
 from megaptm.families.unimo.corpus.meanings import read_meanings, write_meanings
 from megaptm.inference.loaded_model import load_model
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from megaptm.track import read_metrics
 from tests.data_pipeline.images.region_corpora import TOKENIZERS, region_corpus
 from tests.drills.program import losses, resumed_at

@@ -6,9 +6,9 @@ import threading
 import pytest
 import torch
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.checkpoint.tensors import TensorPiece
-from megaptm.commands.checkpoint import copy
+from megaptm.commands.checkpoint import copy_checkpoint_command
 from megaptm.errors import UserError
 from megaptm.resilience.events import Events, UploadEvent, read_events
 from megaptm.run import checkpoint_copy
@@ -45,7 +45,7 @@ def test_run_continues_from_an_object_store_without_its_disk(uninterrupted, real
     shutil.rmtree(run)
     assert "has the checkpoints of an earlier run of this name, up to step 3" in megaptm("train", *words, code=2)
     shutil.rmtree(run)
-    run_command(copy, "s3://corpora/runs/lost", run)
+    run_command(copy_checkpoint_command, "s3://corpora/runs/lost", run)
     megaptm("train", run, "checkpoint.upload_to=s3://corpora/runs", "train.stop_at=null")
     assert resumed_at(run) == [3]
     assert losses(run)[STEPS] == losses(uninterrupted)[STEPS]
@@ -111,7 +111,7 @@ def test_destination_of_a_run_folder_needs_permission(real_corpus, tmp_path, mon
 
 def save(run, step, value):
     """Save a checkpoint with one weight."""
-    store = Store(run, keep=9, fence=lambda: True)
+    store = CheckpointStore(run, keep=9, fence=lambda: True)
     store.prepare(step)
     store.write(step, 0, [TensorPiece("weight/w", (4,), (0,), (4,), torch.full((4,), value))])
     store.commit(step, {"value": value}, 1)
@@ -140,9 +140,9 @@ def test_replaced_copy_of_a_step_is_never_mixed(tmp_path, monkeypatch):
         copy_checkpoint(run, 2, target)
     monkeypatch.undo()
     assert fetch_run(target, tmp_path / "back") == 1
-    assert Store(tmp_path / "back").newest().state == {"value": 1.0}
+    assert CheckpointStore(tmp_path / "back").newest().state == {"value": 1.0}
     with pytest.raises(UserError, match="no copied checkpoint of step 2"):
         fetch_run(f"{target}@2", tmp_path / "other")
     copy_checkpoint(run, 2, target)
     assert fetch_run(target, tmp_path / "again") == 2
-    assert Store(tmp_path / "again").newest().reader.read("weight/w").tolist() == [3.0] * 4
+    assert CheckpointStore(tmp_path / "again").newest().reader.read("weight/w").tolist() == [3.0] * 4

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from megaptm.checkpoint.committed import read_newest_state
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.run.corpora import RunCorpora
 from megaptm.track import read_metrics
@@ -119,8 +119,8 @@ def test_resumed_run_has_the_same_losses(runs, full_run):
 
 def test_set_of_a_corpus_is_its_own_validation(runs):
     path, *overrides = runs.arguments("samples", *runs.sets)
-    sets = RunCorpora(load(path, overrides)).validation_mixes()
-    alone = RunCorpora(load(path, [*overrides, f"data.mix={{{runs.corpora[1]}: 1}}"])).mix("validation")
+    sets = RunCorpora(load_config(path, overrides)).validation_mixes()
+    alone = RunCorpora(load_config(path, [*overrides, f"data.mix={{{runs.corpora[1]}: 1}}"])).mix("validation")
     assert {*sets} == {"books", "web", "news"}
     for index in range(5):
         expected = alone.sample(index)
@@ -228,7 +228,7 @@ def test_mistakes_have_a_sentence(runs, more, sentence):
 def test_set_without_a_batch_is_named(runs):
     path, *overrides = runs.arguments("small", *runs.sets, "train.batch=3000", "layout.microbatch=1")
     with pytest.raises(UserError, match="validation set books: the validation split has "):
-        RunCorpora(load(path, overrides)).validation_mixes()
+        RunCorpora(load_config(path, overrides)).validation_mixes()
 
 
 def test_missing_corpus_of_a_set_is_named(runs):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from megaptm.checkpoint.store import Store
+from megaptm.checkpoint.store import CheckpointStore
 from megaptm.config import Layout
 from megaptm.errors import UserError
 from megaptm.families.word_vectors import FASTTEXT, WORD2VEC, WordSize, WordSpec
@@ -78,7 +78,7 @@ def train(
 ):
     """Return the losses of the steps, the held-out loss, and this rank's part of the tables."""
     engine = build_engine(task, data)
-    store = Store(Path(folder), fence=lambda: True) if folder else None
+    store = CheckpointStore(Path(folder), fence=lambda: True) if folder else None
     if start and store:
         engine.restore(store.load(start).reader, step=start)
     else:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.config import load, resolve_spec
+from megaptm.config import load_config, resolve_spec
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.export import export_word_vectors as write
 from megaptm.families.word_vectors.pair_engine import PairEngine
@@ -21,7 +21,7 @@ from megaptm.parallel.step_result import DivergedError
 from megaptm.run.checkpoint import open_checkpoint
 from megaptm.run.corpora import RunCorpora
 from megaptm.run.rank import RankEnvironment
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from megaptm.track.journal import read_metrics
 from megaptm.train.checkpointer import Checkpointer
 from tests.data.corpora import tiny_corpus
@@ -54,7 +54,7 @@ def read_metric(run: Path, name: str) -> list[float]:
 
 
 def build_engine(corpus: str, *more: str) -> PairEngine:
-    config = load(CONFIG, settings("unused", corpus, *more))
+    config = load_config(CONFIG, settings("unused", corpus, *more))
     corpora = RunCorpora(config)
     engine = PairEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.count_words_and_pairs()
@@ -90,7 +90,7 @@ def test_changed_corpus_is_rejected_before_counting(run, corpus):
 
 
 def resume_with_other_text(run: str, corpus: str) -> tuple[str, int]:
-    config = load(CONFIG, settings(run, corpus))
+    config = load_config(CONFIG, settings(run, corpus))
     corpora = RunCorpora(config)
     spec = replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary)
     source = PairSource(config, corpora, engine := PairEngine(spec, config, corpora))
@@ -184,7 +184,7 @@ def test_word_counts_of_several_corpora_do_not_depend_on_ranks(corpus, tmp_path)
     for seed, folder in enumerate((first, second)):
         tiny_corpus(folder, vocabulary=200, seed=seed, sentences=False, words=False, fingerprint=fingerprint)
         shutil.copytree(corpus / "tokenizer", folder / "tokenizer")
-    corpora = RunCorpora(load(CONFIG, settings("unused", first, f"data.mix={{{first}: 1, {second}: 0.3}}")))
+    corpora = RunCorpora(load_config(CONFIG, settings("unused", first, f"data.mix={{{first}: 1, {second}: 0.3}}")))
     first_rank_counts = []
     corpora.word_counts(200, 0, 2, lambda counts: first_rank_counts.append(counts) or counts)
     counts = corpora.word_counts(200, 1, 2, lambda counts: counts + first_rank_counts[0])
@@ -207,4 +207,4 @@ def test_word_counts_of_several_corpora_do_not_depend_on_ranks(corpus, tmp_path)
 )
 def test_unsupported_config_is_rejected(option, message):
     with pytest.raises(UserError, match=message):
-        load(CONFIG, settings("unused", "corpus", option))
+        load_config(CONFIG, settings("unused", "corpus", option))

@@ -14,8 +14,8 @@ import torch
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.checkpoint.store import Store
-from megaptm.config import load, resolve_spec
+from megaptm.checkpoint.store import CheckpointStore
+from megaptm.config import load_config, resolve_spec
 from megaptm.config.learning_rate import learning_rate_at
 from megaptm.data import Corpus
 from megaptm.data.statistics import unigram_loss
@@ -192,7 +192,7 @@ def train_tags(corpus: str, objective: str) -> tuple[dict[str, float], float, fl
     """Return the held-out losses after training, the tag loss before, and the entropy of the tags' frequencies."""
     # The softmax needs a lower learning rate than the hinge loss.
     rate = ("data.sequence=512", "train.batch=1", "optimizer.lr=0.3")
-    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *rate, objective))
+    config = load_config(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *rate, objective))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.init_weights()
@@ -250,11 +250,11 @@ def train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, sto
 
 
 def _train_steps(corpus: str, name: str, ranks: int, folder: str, start: int, stop: int, *more: str):
-    config = load(CONFIGS / name / "tiny.yaml", settings("unused", corpus, f"layout.data={ranks}", *more))
+    config = load_config(CONFIGS / name / "tiny.yaml", settings("unused", corpus, f"layout.data={ranks}", *more))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     source = BatchSource(config, engine.ranks, corpora)
-    store = Store(Path(folder), fence=lambda: True) if folder else None
+    store = CheckpointStore(Path(folder), fence=lambda: True) if folder else None
     if start and store:
         engine.restore(store.load(start).reader, step=start)
     else:
@@ -329,7 +329,7 @@ def test_ranking_accuracy_increases(corpus):
 
 def ranking_accuracy(corpus: str) -> list[float]:
     """Return the share of training windows that score above those with a replaced word, before and after training."""
-    config = load(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_SEQUENCES))
+    config = load_config(CONFIGS / "cw/tiny.yaml", settings("unused", corpus, "model.hidden=50", *LONG_SEQUENCES))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.init_weights()
@@ -364,7 +364,7 @@ def test_nan_loss_updates_nothing(corpus):
 
 
 def step_with_nan(corpus: str) -> str:
-    config = load(CONFIGS / "nnlm/tiny.yaml", settings("unused", corpus))
+    config = load_config(CONFIGS / "nnlm/tiny.yaml", settings("unused", corpus))
     corpora = RunCorpora(config)
     engine = NetworkEngine(replace(resolve_spec(config), vocabulary=corpora.tokenizer.vocabulary), config, corpora)
     engine.init_weights()
@@ -391,10 +391,10 @@ def step_with_nan(corpus: str) -> str:
 )
 def test_unsupported_config_is_rejected(name, option, message):
     with pytest.raises(UserError, match=message):
-        load(CONFIGS / name / "tiny.yaml", settings("unused", "corpus", option))
+        load_config(CONFIGS / name / "tiny.yaml", settings("unused", "corpus", option))
 
 
 def test_learning_rate_halves_after_decay_steps():
-    config = load(CONFIGS / "nnlm/ap-news.yaml")
+    config = load_config(CONFIGS / "nnlm/ap-news.yaml")
     rates = [learning_rate_at(config, step) / config.optimizer.lr for step in (0, 781_250, 3 * 781_250)]
     assert rates == pytest.approx([1, 1 / 2, 1 / 4])

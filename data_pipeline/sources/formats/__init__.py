@@ -11,7 +11,7 @@ from typing import Literal
 
 from data_pipeline.document import Document
 from data_pipeline.sources.archives import archive_kind
-from data_pipeline.sources.compression import compression_of, is_unsupported, without_compression
+from data_pipeline.sources.compression import compression_of, has_unsupported_compression, without_compression
 from data_pipeline.sources.formats.arrow import read_arrow
 from data_pipeline.sources.formats.csv import read_csv
 from data_pipeline.sources.formats.html import read_html
@@ -97,7 +97,7 @@ def _format_name(file_name: str, *, named: bool) -> str | None:
 def skip_reason(file_name: str, source: Source, kind: Literal["file", "folder", "glob"]) -> str | None:
     """Return the reason why a file of a source is skipped, or None if it is read. A file that is named explicitly is
     always read."""
-    if is_unsupported(file_name):
+    if has_unsupported_compression(file_name):
         return "unsupported compression"
     if kind == "file" or (kind == "glob" and source.format is not None):
         return None

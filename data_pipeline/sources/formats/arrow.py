@@ -15,7 +15,13 @@ from typing import Any, BinaryIO
 from data_pipeline.document import Document
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, expansion_error, open_file
-from data_pipeline.sources.formats.columns import Row, arrow_message, documents_of_rows, required_columns, to_python
+from data_pipeline.sources.formats.columns import (
+    Row,
+    arrow_message,
+    column_to_python,
+    documents_of_rows,
+    required_columns,
+)
 from data_pipeline.sources.source import InputFile, Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord, require_library
 
@@ -102,7 +108,7 @@ def _rows(
             [batch] = _open(b"".join([head, *dictionaries.values(), content, END_OF_STREAM]))
             # All before the first is converted: a column of nulls has no buffers that bound its number of rows.
             checked = [_checked(batch.column(name)) for name in columns]
-            for values in zip(*map(to_python, checked), strict=True):
+            for values in zip(*map(column_to_python, checked), strict=True):
                 yield row, dict(zip(columns, values, strict=True))
                 row += 1
         except Exception as error:  # a date outside of Python's range raises an exception that is not Arrow's

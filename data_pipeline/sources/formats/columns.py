@@ -45,7 +45,7 @@ def required_columns(schema: Any, source: Source) -> list[str]:
     """Return the required columns of an Arrow schema; raise `Unreadable` if a text column is missing."""
     refuse_duplicate_columns(schema.names, source)
     for text in source.fields:
-        if text not in schema.names or not is_text(schema.field(text).type):
+        if text not in schema.names or not is_text_type(schema.field(text).type):
             raise no_text_column(text, {field.name: str(field.type) for field in schema}, source)
     return [name for name in schema.names if name in source.fields or name in source.keep]
 
@@ -57,25 +57,25 @@ def no_text_column(text: str, kinds: dict[str, str], source: Source) -> Unreadab
     return Unreadable("no text column", f"has no text in a column `{text}`, but {shown}", remedy)
 
 
-def is_text(kind: Any) -> bool:
+def is_text_type(kind: Any) -> bool:
     """Whether an Arrow type is text or bytes, or a dictionary of them."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
-        return is_text(kind.value_type)
+        return is_text_type(kind.value_type)
     return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view)) or any(
         test(kind) for test in (types.is_binary, types.is_large_binary, types.is_binary_view)
     )
 
 
-def to_python(column: Any) -> list[Any]:
+def column_to_python(column: Any) -> list[Any]:
     """Convert an Arrow batch to Python values, with text as bytes, because Arrow does not guarantee valid UTF-8."""
     import pyarrow
 
     if pyarrow.types.is_dictionary(column.type):  # rows share their values: decoded, a long one may fill the memory
-        values = to_python(column.dictionary)
+        values = column_to_python(column.dictionary)
         return [None if index is None else values[index] for index in column.indices.to_pylist()]
-    if is_text(column.type):
+    if is_text_type(column.type):
         column = column.cast(pyarrow.large_binary())
     return column.to_pylist()  # type: ignore[no-any-return]
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from data_pipeline.document import Document
 from data_pipeline.sources.compression import compression_of
 from data_pipeline.sources.content import EMPTY, open_file
-from data_pipeline.sources.formats.columns import Row, arrow_message, documents_of_rows, required_columns, to_python
+from data_pipeline.sources.formats.columns import (
+    Row,
+    arrow_message,
+    column_to_python,
+    documents_of_rows,
+    required_columns,
+)
 from data_pipeline.sources.source import Span
 from data_pipeline.sources.unreadable import Unreadable, UnreadableHandler, UnreadableRecord, require_library
 
@@ -69,7 +75,7 @@ def _read_rows(
             for batch in table.iter_batches(
                 _batch_rows(group, columns), row_groups=[group_index], columns=columns, use_threads=False
             ):
-                for values in zip(*(to_python(column) for column in batch.columns), strict=True):
+                for values in zip(*(column_to_python(column) for column in batch.columns), strict=True):
                     yield row, dict(zip(batch.schema.names, values, strict=True))
                     row += 1
         except Exception as error:  # a date outside of Python's range raises an exception that is not Arrow's

@@ -46,7 +46,7 @@ def _unclosed_spans(markup: str) -> list[tuple[int, int]]:
     opened: list[tuple[str, int, int]] = []
     unclosed: list[tuple[int, int]] = []
     num_open: dict[str, int] = {}
-    """Number of spans of markup that are open, by their opening."""
+    """Opening markup -> number of its open spans."""
     for match in _markup_tokens(markup):
         token, tag = match[0], (match["tag"] or "").lower()
         closed = f"<{tag}" if match["end"] else CLOSES.get(token)

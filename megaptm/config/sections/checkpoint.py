@@ -93,8 +93,8 @@ class HubConfig(Section):
     copy fails, a warning is logged and training continues."""
 
     export_every: Count | None = None
-    """Export the first checkpoint of every so many steps, and the last, to the folder `hf` of the checkpoint. It is
-    removed together with the checkpoint (checkpoint.keep). Default: none."""
+    """Export the last checkpoint, and the first in each period of this many steps, to the folder `hf` of the
+    checkpoint. It is removed together with the checkpoint (checkpoint.keep). Default: none."""
     export_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the exported weights."""
     push_to: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")] | None = None

@@ -121,7 +121,7 @@ class OptimizerConfig(Section):
     train.batch, or steps of any batch size."""
 
     @property
-    def is_own(self) -> bool:
+    def is_custom(self) -> bool:
         """Whether the update rule is one of the user."""
         return is_plugin(self.name)
 

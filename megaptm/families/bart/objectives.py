@@ -119,7 +119,7 @@ class BartDenoising(Objective):
         if self.permute_rate and len(tokens):
             starts = np.union1d([0], part.annotations["sentences"])
             is_start[starts] = 1
-            order = permuted_sentences(starts, len(tokens), self.permute_rate, rng)
+            order = permute_sentences(starts, len(tokens), self.permute_rate, rng)
             tokens, is_start = tokens[order], is_start[order]
         tokens = self._mask_or_delete(tokens, np.flatnonzero(is_start), special, rng)
         if self.rotate_prob and len(tokens) and rng.random() < self.rotate_prob:
@@ -134,7 +134,7 @@ class BartDenoising(Objective):
         infilled = math.ceil(self.infill_rate * units)
         masked = min(math.ceil(self.mask_rate * units), units - infilled)
         deleted = min(math.ceil(self.delete_rate * units), units - infilled - masked)
-        spans = span_lengths(infilled, poisson_lambda=self.poisson_lambda, rng=rng)
+        spans = sample_span_lengths(infilled, poisson_lambda=self.poisson_lambda, rng=rng)
         # Spans, masked units and unmasked ones in random order: all arrangements of spans are equally likely.
         kinds = np.repeat(np.arange(3), (len(spans) + masked, deleted, units - infilled - masked - deleted))
         lengths = np.concatenate((spans, np.ones(len(kinds) - len(spans), dtype=np.int64)))
@@ -156,7 +156,7 @@ class BartDenoising(Objective):
         return masks
 
 
-def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.random.Generator) -> np.ndarray:
+def permute_sentences(starts: np.ndarray, length: int, share: float, rng: np.random.Generator) -> np.ndarray:
     """BART's sentence permutation: return the token order after a share of the sentences, which start at `starts`, is
     permuted uniformly, int64 [length]."""
     order = np.arange(len(starts))
@@ -166,7 +166,7 @@ def permuted_sentences(starts: np.ndarray, length: int, share: float, rng: np.ra
     return np.concatenate([np.arange(starts[index], stops[index]) for index in order])
 
 
-def span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator) -> np.ndarray:
+def sample_span_lengths(total: int, *, poisson_lambda: float, rng: np.random.Generator) -> np.ndarray:
     """Sample Poisson lengths of BART's masked spans that sum to `total`, the last truncated, some 0, int64 [at most
     `total`]."""
     lengths = np.zeros(0, dtype=np.int64)

@@ -39,7 +39,7 @@ class ImageTextHead(ContrastHead):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
         image, text = (reading.stack for reading in costs.head_inputs)
-        self.image, self.text = Linear.of(costs.linears[image]), Linear.of(costs.linears[text])
+        self.image, self.text = Linear.from_shape(costs.linears[image]), Linear.from_shape(costs.linears[text])
         self.scale = nn.Parameter(torch.empty(1))
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:

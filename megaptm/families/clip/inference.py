@@ -23,11 +23,11 @@ from megaptm.families.vit.retrieval import MAX_PAIRS, Retrieval, measure_recall,
 from megaptm.families.vit.spec import IMAGE, PATCH
 from megaptm.families.vit.token_types import LABELS
 from megaptm.inference.encode import check_encode_options
-from megaptm.inference.loaded_model import LoadedModel, Result
+from megaptm.inference.loaded_model import EvaluationResult, LoadedModel
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.run.corpora import corpus_cache
 from megaptm.storage import regular_file
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 
 HEAD = "image-text"
 Image = str | Path | bytes
@@ -162,7 +162,9 @@ def _compute_features(loaded: TrainedModel, batch: dict[str, Tensor], *, without
     return images, texts
 
 
-def retrieval(loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None) -> Retrieval:
+def measure_retrieval(
+    loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
+) -> Retrieval:
     """Evaluate the retrieval between images and texts among the first `rows` held-out pairs (None: all, at most 5,000
     as for COCO). Texts whose score ties with the correct one, such as equal texts, do not count as errors."""
     config = loaded.config
@@ -196,8 +198,10 @@ class ImageTextModel(LoadedModel):
     def fits(cls, model: TrainedModel) -> bool:
         return isinstance(model.config.built_objective, ImageText)
 
-    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
-        results: list[Result] = [retrieval(self, corpora, rows=rows)]
+    def evaluate_further(
+        self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]
+    ) -> list[EvaluationResult]:
+        results: list[EvaluationResult] = [measure_retrieval(self, corpora, rows=rows)]
         if options["zero_shot"]:
             templates = options["templates"] or TEMPLATES
             results.append(self.zero_shot(corpus=options["zero_shot"], templates=templates, rows=rows))

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from megaptm.batch import Field
+from megaptm.batch import BatchField
 from megaptm.families.vit.objectives import ImageObjective
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -55,8 +55,8 @@ class ImageText(ImageObjective):
         remedy = "`megaptm corpus images ... texts=true`, or with tokenizer.specials=clip (roberta, albert)"
         refuse_missing_tokens(self, special, remedy=remedy)
 
-    def label_fields(self, num_patches: int) -> dict[str, Field]:
-        return {f"{TEXT}tokens": Field((self.text_length,)), "text_end": Field(())}
+    def label_fields(self, num_patches: int) -> dict[str, BatchField]:
+        return {f"{TEXT}tokens": BatchField((self.text_length,)), "text_end": BatchField(())}
 
     def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
         tokens, end = text_input(document.tokens, context.special, self.text_length)

@@ -20,7 +20,7 @@ class LSTM(nn.Module):
 
     def __init__(self, costs: LayerCosts, prefix: str = "") -> None:
         super().__init__()
-        self.input, self.state = (Linear.of(costs.linears[f"{prefix}{name}"]) for name in ("input", "state"))
+        self.input, self.state = (Linear.from_shape(costs.linears[f"{prefix}{name}"]) for name in ("input", "state"))
 
     def initial_state(self, x_SBD: Tensor) -> LSTMState:
         zeros_BF = x_SBD.new_zeros(x_SBD.shape[1], self.state.in_features)
@@ -83,8 +83,8 @@ class Attention(nn.Module):
     def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
         self.query, self.merge = (
-            Linear.of(costs.linears["attention.query"]),
-            Linear.of(costs.linears["attention.merge"]),
+            Linear.from_shape(costs.linears["attention.query"]),
+            Linear.from_shape(costs.linears["attention.merge"]),
         )
 
     def forward(self, state_BF: Tensor, memory_MBD: Tensor, attended_BM: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from megaptm.families.cove.spec import BidirectionalLSTMSpec
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.spec import ModelSpec
 from megaptm.storage import write_atomically
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 
 ENCODER, VECTORS, WORDS = "mt-lstm.safetensors", "vectors.safetensors", "vocabulary.txt"
 TORCH_NAMES = {"input": "ih", "state": "hh"}

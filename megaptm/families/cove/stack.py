@@ -54,7 +54,7 @@ class EncoderStack(LSTMStack):
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
         """Return the output of CoVe's encoder [S, B, D] from the input [S, B, its width]."""
         documents = inputs.mask.documents
-        for number in self.numbers:
+        for number in self.layer_numbers:
             x = self.lstm(number)(x, None if documents is None else documents[0])
             if number in self.read:
                 inputs.outputs[number] = x
@@ -75,7 +75,7 @@ class DecoderStack(LSTMStack):
         attended_BSM = None if memory_mask is None or memory_mask.documents is None else memory_mask.dense.squeeze(1)
         x = run_decoder(
             cast(AttentiveLSTM, self.lstm(0)),
-            [cast(LSTM, self.lstm(number)) for number in self.numbers[1:]],
+            [cast(LSTM, self.lstm(number)) for number in self.layer_numbers[1:]],
             x,
             inputs.memory,
             documents_BS=None if documents is None else documents[0],

@@ -50,7 +50,7 @@ class DisentangledAttention(SelfAttention):
         self.record = costs.attention
         self.has_position_projections = "position_key" in costs.linears
         for name in ("position_key", "position_query") if self.has_position_projections else ():
-            self.add_module(name, Linear.of(costs.linears[name]))
+            self.add_module(name, Linear.from_shape(costs.linears[name]))
         self.position_dropout = Dropout(dropout, masks="replicated")
 
     def compute_attention(

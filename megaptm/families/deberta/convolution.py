@@ -15,14 +15,15 @@ from megaptm.spec import Block
 
 
 class Convolution(SequenceHooks, nn.Module):
-    """Convolution of width 3 within a document, GELU, added to the output of a layer; then a norm (DeBERTa-v2).
+    """Convolution of width 3 over the positions of a document (DeBERTa-v2). Its result, after GELU, is added to the
+    output of a layer, and the sum is normalized.
 
     Columns of `map` are ordered (neighbor, D): previous, own, next position.
     """
 
     def __init__(self, block: Block, width: int, *, dropout: float) -> None:
         super().__init__()
-        self.map = Linear.of(convolution_shape(width))
+        self.map = Linear.from_shape(convolution_shape(width))
         self.norm = Norm(width, block.norm)
         self.dropout = Dropout(dropout, masks="residual")
 

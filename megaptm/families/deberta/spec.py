@@ -28,7 +28,7 @@ class DisentangledSpec(AttentionSpec):
     norm: bool = False
     """Whether the distance table is normalized (DeBERTa-v2)."""
     projections: Literal["own", "tokens"] = "own"
-    """Source of the projections of DeBERTa's distance table: its `own`, or those of the `tokens`."""
+    """Projections of DeBERTa's distance table: its `own`, or the projections that `tokens` use."""
     convolution: bool = False
     """Whether a convolution of width 3 runs beside the first layer (DeBERTa-v2)."""
     mask_decoder: bool = False

@@ -31,9 +31,9 @@ class DisentangledStack(Stack):
         self["distance_table"] = Embedding(records[0].table_rows, self.size.width)
         if any(record.norm for record in records):
             self["distance_norm"] = Norm(self.size.width, self.block.norm)
-        if records[0].convolution and 0 in self.numbers:
+        if records[0].convolution and 0 in self.layer_numbers:
             self["convolution"] = Convolution(self.block, self.size.width, dropout=dropout)
-        self.decodes = records[0].mask_decoder and self.size.layers - 1 in self.numbers
+        self.decodes = records[0].mask_decoder and self.size.layers - 1 in self.layer_numbers
         if self.decodes:
             self["place_table"] = Embedding(context, self.size.width)
 
@@ -43,7 +43,7 @@ class DisentangledStack(Stack):
         # causal fast path, so the mask must include causality.
         return super().attention_inputs(x, inputs) | {
             record: AttentionInputs(
-                mask.dense if mask.causal else mask.scores(None),
+                mask.dense if mask.causal else mask.for_kernel(None),
                 table,
                 (distance_rows(mask.length[0], record, device=mask.device),),
             )
@@ -51,7 +51,7 @@ class DisentangledStack(Stack):
             if isinstance(record, DisentangledSpec)
         }
 
-    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
+    def run_layer(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
         if self.decodes and inputs.decode and number == self.size.layers - 1:
             output = x + self._decoder_positions(inputs)
             for _ in range(2):

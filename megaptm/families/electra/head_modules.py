@@ -22,7 +22,10 @@ class ReplacedHead(nn.Module):
         super().__init__()
         self.label_field = costs.label_field
         self.activation = plain_activation(spec, costs)
-        self.transform, self.classify = Linear.of(costs.linears["transform"]), Linear.of(costs.linears["classify"])
+        self.transform, self.classify = (
+            Linear.from_shape(costs.linears["transform"]),
+            Linear.from_shape(costs.linears["classify"]),
+        )
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         labels_BS = batch[self.label_field]

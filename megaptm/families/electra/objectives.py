@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
+from megaptm.batch import IGNORED, BatchField, BatchSpec, batch_fields
 from megaptm.objectives.masked import MaskedLM, TextSequence
 from megaptm.objectives.objective import Sample, SampleContext, Share
 
@@ -38,7 +38,7 @@ class ReplacedTokens(MaskedLM):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         spec = super().batch_spec(sequence, document_mask)
-        uniforms = {"uniforms": Field((self.max_predictions(sequence),), "float32")}
+        uniforms = {"uniforms": BatchField((self.max_predictions(sequence),), "float32")}
         return BatchSpec(spec.streams, {**spec.fields, **uniforms, **batch_fields((sequence,), "replaced")})
 
     def mask_sequence(

@@ -10,7 +10,7 @@ LAYER = Block(layer=ProjectedLSTMSpec(), visibility="causal")
 FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
 
-def characters(highway: int) -> dict[str, Any]:
+def character_inputs(highway: int) -> dict[str, Any]:
     """Return the sizes of ELMo's released word embeddings with a number of highway layers."""
     return {"filters": FILTERS, "highway": highway, "character_width": 16}
 
@@ -31,9 +31,9 @@ ELMO = Family(
     init=InitSpec(rule="megaptm.families.elmo.initial:INITIAL_RULES"),
     objectives=("bidirectional-lm",),
     sizes={
-        "small": Size(layers=2, width=128, heads=1, ffn=1024, memory=1, inputs=characters(1)),
-        "medium": Size(layers=2, width=256, heads=1, ffn=2048, memory=1, inputs=characters(1)),
-        "original": Size(layers=2, width=512, heads=1, ffn=4096, memory=1, inputs=characters(2)),
+        "small": Size(layers=2, width=128, heads=1, ffn=1024, memory=1, inputs=character_inputs(1)),
+        "medium": Size(layers=2, width=256, heads=1, ffn=2048, memory=1, inputs=character_inputs(1)),
+        "original": Size(layers=2, width=512, heads=1, ffn=4096, memory=1, inputs=character_inputs(2)),
     },
 )
 

@@ -44,10 +44,10 @@ class CharacterWords(nn.Module):
             )
         self.widths = [characters for characters, _ in sizes.filters]
         self.characters = Embedding(NUM_CHARACTERS, sizes.width)
-        self.filters: Iterable[Linear] = nn.ModuleList(map(Linear.of, convolution_shapes(size)))  # type: ignore[assignment]
+        self.filters: Iterable[Linear] = nn.ModuleList(map(Linear.from_shape, convolution_shapes(size)))  # type: ignore[assignment]
         *_, out = word_shapes(size)
         self.highway = nn.ModuleList(Highway(out.inputs) for _ in range(sizes.highway))
-        self.out = Linear.of(out)
+        self.out = Linear.from_shape(out)
 
     def forward(self, characters_BSC: Tensor, ids_SB: Tensor) -> Tensor:
         """Return ELMo's word embeddings [S, B, D] of character ids [B, S, C]."""

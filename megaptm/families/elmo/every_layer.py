@@ -17,7 +17,7 @@ from megaptm.spec import EMBEDDED, HeadInput
 FORWARDS, BACKWARDS = "forwards", "backwards"
 
 
-def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
+def reverse_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
     """Reverse each text of [B, S, ...] for ELMo's backward direction; padding stays in place."""
     positions_S = torch.arange(field_BS.shape[1], device=field_BS.device)
     lengths_B1 = lengths_B[:, None]
@@ -25,7 +25,7 @@ def reversed_texts(field_BS: Tensor, lengths_B: Tensor) -> Tensor:
     return field_BS[torch.arange(len(field_BS), device=field_BS.device)[:, None], from_BS]
 
 
-def every_layer(
+def all_layer_outputs(
     model: Model, characters_BSC: Tensor, lengths_B: Tensor, *, caches: Mapping[str, StackRecurrenceCache] = NO_CACHES
 ) -> Tensor:
     """Return the outputs of every layer of ELMo, [L + 1, B, S, 2 D]: word embeddings, twice, then both directions of
@@ -35,7 +35,7 @@ def every_layer(
     batch: dict[str, Tensor] = {}
     for prefix in model.spec.family.prefixes.values():
         batch |= {f"{prefix}tokens": document_ids, f"{prefix}document_ids": document_ids}
-    characters = {FORWARDS: characters_BSC, BACKWARDS: reversed_texts(characters_BSC, lengths_B)}
+    characters = {FORWARDS: characters_BSC, BACKWARDS: reverse_texts(characters_BSC, lengths_B)}
     batch |= {f"{model.spec.family.prefixes[name]}characters": field for name, field in characters.items()}
     layers = [EMBEDDED, *range(model.spec.size.layers)]
     model.keep_layers(dict.fromkeys((FORWARDS, BACKWARDS), layers))
@@ -43,7 +43,7 @@ def every_layer(
     outputs = []
     for layer in layers:
         forwards_BSD, backwards_BSD = (inner[HeadInput(name, layer)].transpose(0, 1) for name in (FORWARDS, BACKWARDS))
-        outputs.append(torch.cat([forwards_BSD, reversed_texts(backwards_BSD, lengths_B)], -1))
+        outputs.append(torch.cat([forwards_BSD, reverse_texts(backwards_BSD, lengths_B)], -1))
     return torch.stack(outputs)
 
 

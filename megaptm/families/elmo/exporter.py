@@ -14,7 +14,7 @@ from megaptm.families.elmo.hdf5 import import_h5py, write_hdf5
 from megaptm.families.elmo.spec import CharacterInput, ProjectedLSTMSpec
 from megaptm.run.checkpoint import RunCheckpoint
 from megaptm.storage import write_atomically
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 
 WEIGHTS, OPTIONS, WORDS, SOFTMAX = "weights.safetensors", "options.json", "vocabulary.txt", "softmax.safetensors"
 HDF5 = "weights.hdf5"

@@ -25,8 +25,7 @@ from megaptm.hub.imported_weights import ImportedModel
 from megaptm.models.model import Model
 from megaptm.spec import ModelSpec, Size
 from megaptm.storage import Record, read_json_object, read_text_file, validate
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 from megaptm.tokenizers.listed_words import make_word_tokenizer
 
 HEAD = "head.bidirectional-lm"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from megaptm.errors import UserError
-from megaptm.families.elmo.every_layer import every_layer
+from megaptm.families.elmo.every_layer import all_layer_outputs
 from megaptm.families.elmo.spec import MAX_WORD_LENGTH, CharacterInput
 from megaptm.families.elmo.spelling import TEXT_END, TEXT_START, character_ids
 from megaptm.inference.encode import check_encode_options, pool_states
@@ -54,7 +54,9 @@ def _batch_layers(loaded: TrainedModel, sequences: Sequence[np.ndarray]) -> list
     for index, sequence in enumerate(sequences):
         characters[index, : len(sequence)] = torch.from_numpy(sequence)
     with torch.no_grad():  # not inference mode: the result may be used to train a classifier
-        layers_LBSD = every_layer(loaded.model, characters.to(loaded.device), lengths.to(loaded.device)).float().cpu()
+        layers_LBSD = (
+            all_layer_outputs(loaded.model, characters.to(loaded.device), lengths.to(loaded.device)).float().cpu()
+        )
     return [layers_LBSD[:, index, 1 : length - 1] for index, length in enumerate(lengths.tolist())]
 
 

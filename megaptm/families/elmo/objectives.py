@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, Field, batch_fields
+from megaptm.batch import BatchField, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.families.elmo.spec import MAX_WORD_LENGTH
 from megaptm.families.elmo.spelling import vocabulary_spellings
@@ -57,11 +57,11 @@ class BidirectionalLM(Objective):
             for prefix in STREAMS
             for name, field in {
                 **batch_fields((sequence,), "tokens"),
-                "characters": Field((sequence, MAX_WORD_LENGTH), "int16", is_input=True),
+                "characters": BatchField((sequence, MAX_WORD_LENGTH), "int16", is_input=True),
                 **batch_fields((sequence,), "labels"),
             }.items()
         }
-        return BatchSpec(dict.fromkeys(STREAMS, sequence), {**sequence_fields, "reset_state": Field(())})
+        return BatchSpec(dict.fromkeys(STREAMS, sequence), {**sequence_fields, "reset_state": BatchField(())})
 
     def check(self, special: SpecialTokens, sequence: int) -> None:
         super().check(special, sequence)

@@ -32,7 +32,7 @@ class ProjectedLSTM(nn.Module):
     def __init__(self, costs: LayerCosts) -> None:
         super().__init__()
         for name, linear in costs.linears.items():
-            self.add_module(name, Linear.of(linear))
+            self.add_module(name, Linear.from_shape(linear))
         record = cast(ProjectedLSTMSpec, costs.block.layer)
         self.cell_clip, self.projection_clip = record.cell_clip, record.projection_clip
 
@@ -89,7 +89,7 @@ class ProjectedLSTMStack(BaseStack):
         zero. Padding does not change a state."""
         documents = inputs.mask.documents
         valid_SB = None if documents is None else documents[0].t() > 0
-        for number in self.numbers:
+        for number in self.layer_numbers:
             x, state = self[str(number)](x, self._initial_state(x, inputs.cache, number), valid_SB)
             if inputs.cache is not None:
                 inputs.cache.current_states[number] = state.detach()[None]

@@ -25,7 +25,7 @@ class InfoMaxHeadCosts(ContrastHeadCosts):
         return {"project": LinearShape(self.width, self.width, False)}
 
     def num_transformed_positions(self, positions: int) -> int:
-        """Return the number of positions that InfoWord's head projects: the first of text and n-gram."""
+        """Return the number of positions that InfoWord's head projects: the first of the text and of the n-gram."""
         return 2
 
     def compare_bytes(self, own: int, rows: int) -> int:

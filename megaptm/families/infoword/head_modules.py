@@ -29,7 +29,7 @@ class InfoMaxHead(ContrastHead):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
-        self.project = Linear.of(costs.linears["project"])
+        self.project = Linear.from_shape(costs.linears["project"])
 
     def features(self, *streams_SBD: Tensor, batch: dict[str, Tensor]) -> Tensor:
         """Return the features of text and n-gram for InfoWord's comparison, [B, 2 D]. If a sample has no n-gram, the

@@ -21,7 +21,7 @@ class WindowAttention(SelfAttention):
 
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__(costs, dropout=dropout)
-        self.global_qkv = Linear.of(costs.linears["global_qkv"])
+        self.global_qkv = Linear.from_shape(costs.linears["global_qkv"])
 
     def train_global_projections(self, enabled: bool) -> None:
         self.global_qkv.requires_grad_(enabled)
@@ -37,7 +37,7 @@ class WindowAttention(SelfAttention):
         blocks_BHX: Tensor | None = None,
     ) -> Tensor:
         """Return the output of window attention, [S, B, H*K]. `mask`: document ids, attention order and global
-        tokens of the batch (`Mask.numbers`)."""
+        tokens of the batch (`Mask.stacked_fields`)."""
         q, k, v = self._rotate_queries_and_keys(*self._project(x_SBD, keys, mask), position_state)
         global_qkv = None
         if self.attend.has_global_tokens(mask):

@@ -13,7 +13,7 @@ import click
 @click.option(
     "--top", type=click.IntRange(1), default=10, show_default=True, help="Similar words per word, with --vectors."
 )
-def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int) -> None:
+def similar_words_command(source: str, tokenizer: str, out: str, vectors: bool, top: int) -> None:
     """Build the table of similar words with which an objective replaces masked words (MacBERT).
 
     SOURCE has lines of word<TAB>similar similar ..., or with --vectors word vectors in the format of word2vec or GloVe.
@@ -28,4 +28,4 @@ def similar_words(source: str, tokenizer: str, out: str, vectors: bool, top: int
     corpus.build_similar_words(source, tokenizer, out, vectors=vectors, top=top)
 
 
-COMMANDS = {"corpus": (similar_words,)}
+COMMANDS = {"corpus": (similar_words_command,)}

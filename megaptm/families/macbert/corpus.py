@@ -13,7 +13,7 @@ from megaptm.console import Console
 from megaptm.errors import UserError
 from megaptm.families.macbert.similar import write_similar
 from megaptm.storage import AtomicFile, read_table_lines, read_text_file
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 WordTable = Mapping[str, Iterable[str]]
 BLOCK = 256
@@ -121,7 +121,7 @@ def build_similar_words(
     source: str, tokenizer: str, out: str, *, vectors: bool = False, top: int = 10, console: Console | None = None
 ) -> None:
     """Write MacBERT's table of similar words, which `show: similar-words` reads."""
-    file, known, path = output_file(out), load(Path(tokenizer)), Path(source)
+    file, known, path = output_file(out), load_tokenizer(Path(tokenizer)), Path(source)
     arguments = read_vectors(path, known, top=top) if vectors else read_table(path)
     count = write_similar_words(arguments, known, file)
     (console or Console()).print(f"{out}: {count:,} words have similar words", highlight=False)

@@ -77,11 +77,13 @@ class HashedAttend(AttentionCore):
                 [self._hash_buckets(q_SBHK, rotation) for rotation in self._hash_rotations(q_SBHK).unbind(2)], 2
             )
 
-    def forward(self, q_SBHK: Tensor, v_SBHK: Tensor, numbers: Tensor | None, buckets_BHRS: Tensor | None) -> Tensor:
-        """Return the output of LSH attention, [S, B, H*K]. `numbers`: document ids of the batch (`Mask.numbers`)."""
+    def forward(
+        self, q_SBHK: Tensor, v_SBHK: Tensor, mask_fields: Tensor | None, buckets_BHRS: Tensor | None
+    ) -> Tensor:
+        """Return the output of LSH attention, [S, B, H*K]. `mask_fields`: document ids (`Mask.stacked_fields`)."""
         length, chunk = len(q_SBHK), self.costs.chunk if buckets_BHRS is not None else len(q_SBHK)
         q, v = (F.pad(x.permute(1, 2, 0, 3), (0, 0, 0, -length % chunk)) for x in (q_SBHK, v_SBHK))
-        documents = None if numbers is None else numbers[0]
+        documents = None if mask_fields is None else mask_fields[0]
         order = _sort_by_bucket(buckets_BHRS, documents, q)
         inverse = order.argsort(-1)
         chunks = (*order.shape[:2], -1, chunk)
@@ -137,14 +139,14 @@ class HashedAttention(AttentionModule):
     def __init__(self, costs: LayerCosts, *, dropout: float) -> None:
         super().__init__()
         self.key_width = costs.size.key_width
-        self.qv, self.output = Linear.of(costs.linears["qv"]), Linear.of(costs.linears["output"])
+        self.qv, self.output = Linear.from_shape(costs.linears["qv"]), Linear.from_shape(costs.linears["output"])
         self.attend = HashedAttend(cast(HashedAttentionCosts, costs), dropout=dropout)
 
     def forward(
         self, x_SBD: Tensor, mask: Tensor | None, position_state: Tensor | None = None, keys: Tensor | None = None
     ) -> Tensor:
         """Return the output of the LSH self-attention layer, [S, B, D]. `mask`: document ids of the
-        batch (`Mask.numbers`)."""
+        batch (`Mask.stacked_fields`)."""
         assert keys is None, "keys are queries"
         return self.reuse(x_SBD, mask, position_state, None)[0]
 
@@ -342,6 +344,6 @@ def _chunk_masks(chunks: range, work: _ChunkInputs) -> tuple[Tensor, Tensor]:
         hidden = hidden | (key > query)
     if work.documents is not None:
         query_documents, key_documents = queries_and_keys(work.documents)
-        # As in `Mask.by_content`: padding attends to everything, and its output is never read.
+        # As in `Mask.attends_by_content`: padding attends to everything, and its output is never read.
         hidden = hidden | ((query_documents != key_documents) & (query_documents != 0))
     return hidden, key == query

@@ -46,7 +46,7 @@ class HashedAttentionCosts(SelfAttentionCosts):
     def computes_only_tiles(self, queries: int) -> bool:
         return True
 
-    def masked(self, queries: int) -> bool:
+    def takes_mask(self, queries: int) -> bool:
         return False
 
     def hash_multiply_adds(self, queries: int) -> int:

@@ -67,8 +67,8 @@ def _read_attention(block: Block, values: Mapping[str, Any]) -> AttentionSpec | 
 
 
 def _read_values(counterpart: Counterpart, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of Reformer's config with the number of layers, and with the grid of positions as a tuple,
-    which must fit the context and the width."""
+    """Return the values of Reformer's config, with the number of layers and the grid of positions as a tuple. Raise
+    `UserError` if the grid does not fit the context or the width."""
     rows = values["width"] // 4
     widths, pair = (rows, values["width"] - rows), tuple(values["axial_widths"])
     if widths != pair:

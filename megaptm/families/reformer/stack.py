@@ -29,10 +29,10 @@ class ReversibleStack(Stack):
                 module.up.adds_products = module.down.adds_products = False
 
     def forward(self, x: Tensor, inputs: StackInputs) -> Tensor:
-        x1, x2 = (x, x) if 0 in self.numbers else x.chunk(2)
+        x1, x2 = (x, x) if 0 in self.layer_numbers else x.chunk(2)
         attention = self.attention_inputs(x, inputs)
         layers = []
-        for number in self.numbers:
+        for number in self.layer_numbers:
             own = attention[self.block.attention_at(number)]
             layers.append(LayerInputs(cast(Layer, self[str(number)]), own.mask, own.position_state))
         streams = [y.to(x.dtype) for y in run_reversible(x1, x2, layers, self.save_rng_state)]

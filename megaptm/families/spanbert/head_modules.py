@@ -30,7 +30,7 @@ class SpanBoundaryHead(nn.Module):
             raise UserError(f"{spec.name}: the `span-boundary` head projects on the token table; set output.tied=True.")
         self.activation = plain_activation(spec, costs)
         self.offset = Embedding(costs.offsets, costs.offset_width)
-        self.first, self.second = (Linear.of(costs.linears[name]) for name in ("first", "second"))
+        self.first, self.second = (Linear.from_shape(costs.linears[name]) for name in ("first", "second"))
         self.first_norm = Norm(self.first.out_features, block.norm)
         self.second_norm = Norm(self.second.out_features, block.norm)
         self.vocabulary = VocabularyBias(spec.padded_vocabulary)

@@ -14,7 +14,7 @@ from megaptm.objectives.vocabulary import SpecialTokens
 GEOMETRIC_WEIGHTS = tuple(0.2 * 0.8**n for n in range(10))
 
 
-def spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weights: Sequence[float] = ()) -> Hide:
+def mask_spans(*, rate: float, max_masked: int, unit_starts: np.ndarray, length_weights: Sequence[float] = ()) -> Hide:
     """Mask SpanBERT's spans of complete words, which start anywhere, until ceil(rate x ordinary tokens) are masked; the
     last span is truncated. `length_weights`: relative frequencies of 1, 2 ... words; empty: geometric, p = 0.2, up to
     ten (SpanBERT, arXiv:1907.10529, 3.1). Spans may touch or overlap; they then count as one."""
@@ -61,5 +61,5 @@ def replace_spans(*, mask_token_prob: float, random_token_prob: float) -> Show:
     return show
 
 
-MASKING_STRATEGIES = {"spans": spans}
+MASKING_STRATEGIES = {"spans": mask_spans}
 REPLACEMENT_STRATEGIES = {"spans": replace_spans}

@@ -12,7 +12,14 @@ from megaptm.errors import UserError
 from megaptm.objectives.composed import CONSTANT_ONE, StepValue, Task
 from megaptm.objectives.denoise import Denoise
 from megaptm.objectives.encoder_decoder import EncoderDecoder
-from megaptm.objectives.masking import mask_all, mask_suffix, max_suffix, num_masked_tokens, one_span, random_tokens
+from megaptm.objectives.masking import (
+    mask_all,
+    mask_one_span,
+    mask_random_tokens,
+    mask_suffix,
+    max_suffix,
+    num_masked_tokens,
+)
 from megaptm.objectives.mixtures import NamedMixture
 from megaptm.objectives.objective import Rate, SampleObjective, Share
 from megaptm.objectives.replacements import (
@@ -94,7 +101,7 @@ class T5MaskedText(SameLengthObjective):
 
     @property
     def noise(self) -> Denoise:
-        hide = random_tokens(rate=self.rate) if self.hide == "tokens" else one_span(rate=self.rate)
+        hide = mask_random_tokens(rate=self.rate) if self.hide == "tokens" else mask_one_span(rate=self.rate)
         show = replace_tokens(mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob)
         return Denoise(hide=hide, show=show, ask=original_text if self.ask == "whole" else masked_tokens_in_order)
 
@@ -132,7 +139,7 @@ class DroppedTokens(EncoderDecoder):
 
     @property
     def noise(self) -> Denoise:
-        return Denoise(hide=random_tokens(rate=self.rate), show=remove_masked_tokens, ask=masked_tokens_in_order)
+        return Denoise(hide=mask_random_tokens(rate=self.rate), show=remove_masked_tokens, ask=masked_tokens_in_order)
 
     def input_length(self, raw: int) -> int:
         return raw - num_masked_tokens(raw, rate=self.rate) + 1

@@ -9,7 +9,7 @@ from megaptm.spec import InputSpec
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderTokenInput(InputSpec):
-    """Token table that only the encoder reads. The common one is that of the decoder's input and output."""
+    """Token table that only the encoder reads. The decoder's input and output share the common token table."""
 
     name = "encoder_token"
     module = "megaptm.models.embed:own_token_table"

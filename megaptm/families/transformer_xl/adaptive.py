@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from megaptm.batch import IGNORED
 from megaptm.errors import UserError
-from megaptm.families.transformer_xl.adaptive_costs import cluster_mistakes, cluster_projections, clusters
+from megaptm.families.transformer_xl.adaptive_costs import cluster_errors, cluster_projections, clusters
 from megaptm.layers.split import Linear
 from megaptm.losses.token import ReplicatedTokenLoss
 from megaptm.models.head_costs import HeadCosts
@@ -55,7 +55,9 @@ class AdaptiveTokens(nn.Module):
         self.shared_map = len(linears) == 1
         # The softmax has its own projection instead of the first.
         skipped = 0 if embeds or self.shared_map else 1
-        self.maps = nn.ModuleDict({str(n): Linear.of(cluster) for n, cluster in enumerate(linears) if n >= skipped})
+        self.maps = nn.ModuleDict(
+            {str(n): Linear.from_shape(cluster) for n, cluster in enumerate(linears) if n >= skipped}
+        )
         for module in self.maps.values():
             cast(Linear, module).adds_products = False
 
@@ -101,7 +103,7 @@ class AdaptiveHead(nn.Module):
         _check_adaptive(spec)
         self.clusters = clusters(spec)
         first, *tail = self.clusters
-        self.narrow = Linear.of(costs.linears["narrow"]) if "narrow" in costs.linears else None
+        self.narrow = Linear.from_shape(costs.linears["narrow"]) if "narrow" in costs.linears else None
         self.cluster = ClusterTable(len(tail), first.width)
         self.cluster_bias = RowBias(len(tail))
         self.word_bias = nn.ModuleList(RowBias(cluster.rows) for cluster in self.clusters)
@@ -153,5 +155,5 @@ class AdaptiveHead(nn.Module):
 
 def _check_adaptive(spec: ModelSpec) -> None:
     """Raise `UserError` if the family has components that adaptive clusters do not support."""
-    for mistake in cluster_mistakes(spec):
+    for mistake in cluster_errors(spec):
         raise UserError(f"{spec.name}: {mistake}")

@@ -37,7 +37,7 @@ def clusters(spec: ModelSpec) -> list[Cluster]:
     ]
 
 
-def cluster_mistakes(spec: ModelSpec) -> Iterator[str]:
+def cluster_errors(spec: ModelSpec) -> Iterator[str]:
     """Yield an error message for each setting of a model that Transformer-XL's adaptive clusters do not support."""
     family, cutoffs, size = spec.family, adaptive_cutoffs(spec.size), spec.size
     edges = [0, *cutoffs, spec.vocabulary]

@@ -58,7 +58,9 @@ class RelativeAttention(AttentionModule):
         super().__init__()
         record, size = costs.attention, costs.size
         self.key_width = size.key_width
-        self.qkv, self.place, self.output = (Linear.of(costs.linears[name]) for name in ("qkv", "place", "output"))
+        self.qkv, self.place, self.output = (
+            Linear.from_shape(costs.linears[name]) for name in ("qkv", "place", "output")
+        )
         self.qkv.adds_products = self.place.adds_products = False
         self.attend = Attend(causal=False, scale=score_scale(costs), dropout=record.dropout_rate(dropout))
         if record.biases == "layer":

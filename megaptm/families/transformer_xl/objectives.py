@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from megaptm.batch import BatchSpec, Field, batch_fields
+from megaptm.batch import BatchField, BatchSpec, batch_fields
 from megaptm.objectives.causal import CausalLM
 from megaptm.objectives.objective import Piece, Sample, SampleContext, refuse_document_mask
 
@@ -22,7 +22,9 @@ class ContinuedCausalLM(CausalLM):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         refuse_document_mask(self, document_mask)
-        return BatchSpec({"": sequence}, {**batch_fields((sequence,), "tokens", "labels"), "reset_state": Field(())})
+        return BatchSpec(
+            {"": sequence}, {**batch_fields((sequence,), "tokens", "labels"), "reset_state": BatchField(())}
+        )
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)

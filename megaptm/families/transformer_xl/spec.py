@@ -55,10 +55,10 @@ class AdaptiveInput(TokenInput):
     absence = "has no adaptive token table"
 
     def errors(self, spec: ModelSpec) -> Iterator[str]:
-        from megaptm.families.transformer_xl.adaptive_costs import cluster_mistakes
+        from megaptm.families.transformer_xl.adaptive_costs import cluster_errors
 
         if adaptive_cutoffs(spec.size):
-            yield from cluster_mistakes(spec)
+            yield from cluster_errors(spec)
 
     def key_needing_sorted_ids(self, size: Size) -> str:
         return "cutoffs" if adaptive_cutoffs(size) else ""

@@ -55,7 +55,7 @@ class RelativeStack(Stack):
         """Return how many positions of a sequence enter Transformer-XL's recurrence cache, from its start."""
         return length
 
-    def run_at(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
+    def run_layer(self, number: int, x: Tensor, inputs: StackInputs, attention: AttentionInputs) -> Tensor:
         cache = inputs.cache
         if cache is None:
             return self.run_attention(number, x, inputs, attention)

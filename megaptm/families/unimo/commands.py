@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 
-@click.command()
+@click.command("meanings")
 @click.argument("source")
 @click.option("--tokenizer", required=True, help="Folder of the tokenizer of the corpus.")
 @click.option("--out", required=True, help="Output file, for the objective option `meanings`.")
-def meanings(source: str, tokenizer: str, out: str) -> None:
+def meanings_command(source: str, tokenizer: str, out: str) -> None:
     """Build the table of synonymous phrases with which an objective rewrites captions (UNIMO).
 
     SOURCE has lines of kind<TAB>phrase<TAB>phrase ..., with the phrases of one meaning; kinds are objects, attributes
@@ -23,4 +23,4 @@ def meanings(source: str, tokenizer: str, out: str) -> None:
     build(source, tokenizer, out)
 
 
-COMMANDS = {"corpus": (meanings,)}
+COMMANDS = {"corpus": (meanings_command,)}

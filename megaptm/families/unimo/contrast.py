@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import IGNORED, Field
+from megaptm.batch import IGNORED, BatchField
 from megaptm.errors import UserError
 from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES, MAX_COMPARED_TEXTS
 from megaptm.families.unimo.meanings import REMEDY, load_meanings
@@ -94,11 +94,11 @@ class CrossModalContrast(UnifiedObjective):
                 f"was made with another tokenizer; {REMEDY}."
             )
 
-    def label_fields(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, BatchField]:
         return {
-            "image_starts": Field((MAX_COMPARED_IMAGES,)),
-            "text_starts": Field((MAX_COMPARED_TEXTS,)),
-            "num_positive_texts": Field(()),
+            "image_starts": BatchField((MAX_COMPARED_IMAGES,)),
+            "text_starts": BatchField((MAX_COMPARED_TEXTS,)),
+            "num_positive_texts": BatchField(()),
         }
 
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:

@@ -13,18 +13,18 @@ from torch import Tensor
 from megaptm.data import Mix
 from megaptm.families.unimo.contrast import CrossModalContrast
 from megaptm.families.unimo.head_costs import MAX_COMPARED_IMAGES
-from megaptm.families.uniter.inference import find_task, task_retrieval
+from megaptm.families.uniter.inference import find_task, measure_task_retrieval
 from megaptm.families.vit.retrieval import MAX_PAIRS, Retrieval, read_batches
-from megaptm.inference.loaded_model import LoadedModel, Result
+from megaptm.inference.loaded_model import EvaluationResult, LoadedModel
 from megaptm.inference.trained_model import TrainedModel
 
 
-def vector_retrieval(
+def measure_vector_retrieval(
     loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
 ) -> Retrieval:
     """Evaluate retrieval between images and texts by vectors among the first `rows` held-out pairs. None: 5,000 pairs,
     as for COCO."""
-    return task_retrieval(loaded, CrossModalContrast, _compare_vectors, corpora, rows or MAX_PAIRS)
+    return measure_task_retrieval(loaded, CrossModalContrast, _compare_vectors, corpora, rows or MAX_PAIRS)
 
 
 def _compare_vectors(loaded: TrainedModel, mix: Mix, number: int) -> Tensor:
@@ -47,8 +47,10 @@ class VectorModel(LoadedModel):
     def fits(cls, model: TrainedModel) -> bool:
         return find_task(model, CrossModalContrast) is not None
 
-    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
-        return [vector_retrieval(self, corpora, rows=rows)]
+    def evaluate_further(
+        self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]
+    ) -> list[EvaluationResult]:
+        return [measure_vector_retrieval(self, corpora, rows=rows)]
 
 
 LOADED_MODEL = VectorModel

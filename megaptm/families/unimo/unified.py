@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
+from megaptm.batch import IGNORED, BatchField, BatchSpec, batch_fields
 from megaptm.errors import UserError
-from megaptm.families.spanbert.masking import replace_spans, spans
+from megaptm.families.spanbert.masking import mask_spans, replace_spans
 from megaptm.families.unimo.fragments import FragmentGeneration, FragmentOptions
 from megaptm.families.uniter.objectives import (
     MaskedRegions,
@@ -188,7 +188,7 @@ class ImageTextSpans(UnifiedObjective, RegionMaskedLM):
 
     def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
         starts = np.ones(len(text), dtype=np.int64)
-        hide = spans(rate=self.rate, max_masked=max_masked, unit_starts=starts)
+        hide = mask_spans(rate=self.rate, max_masked=max_masked, unit_starts=starts)
         show = replace_spans(mask_token_prob=self.mask_token_prob, random_token_prob=self.random_token_prob)
         return Denoise(hide=hide, show=show, ask=masked_tokens_in_order)
 
@@ -205,7 +205,7 @@ class ImageTextFragments(UnifiedObjective, FragmentOptions):
         UnifiedObjective.__post_init__(self)
         FragmentOptions.__post_init__(self)
 
-    def label_fields(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, BatchField]:
         return batch_fields((self.max_predictions(self.text_length(sequence)),), "masked_positions", "labels")
 
     def add_labels(self, sample: Sample, text: np.ndarray, regions: Regions, context: SampleContext) -> Sample:

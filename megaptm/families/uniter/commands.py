@@ -16,7 +16,7 @@ from megaptm.objectives.composed import Task
 from megaptm.spec import ModelSpec
 
 
-@click.command()
+@click.command("retrieve")
 @click.argument("folder")
 @click.option("--out", required=True, help="Output file, for the objective option `retrieved`.")
 @click.option("--images", help="Corpus of images with regions to search.  [default: FOLDER]")
@@ -49,7 +49,7 @@ from megaptm.spec import ModelSpec
 @click.option(
     "--part", default="1/1", help="Part to compute, such as 1/8: parts can run at the same time.  [default: all]"
 )
-def retrieve(folder: str, out: str, images: str | None, texts: str | None, part: str, **options: Any) -> None:
+def retrieve_command(folder: str, out: str, images: str | None, texts: str | None, part: str, **options: Any) -> None:
     """Retrieve images and texts that are similar to those of a corpus (UNIMO, UNITER).
 
     For each pair of the corpus in FOLDER: images with similar detections, texts with similar words, and captions of
@@ -85,5 +85,5 @@ def _region_arguments(
     return ["images", source or "FOLDER_OF_PAIRS", "texts=true", "regions=true", *settings]
 
 
-COMMANDS = {"corpus": (retrieve,)}
+COMMANDS = {"corpus": (retrieve_command,)}
 BUILD_COMMAND = _region_arguments

@@ -26,7 +26,7 @@ class _HiddenRegions(nn.Module):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.label_field = costs.label_field
-        self.transform = Linear.of(costs.linears["transform"])
+        self.transform = Linear.from_shape(costs.linears["transform"])
         self.norm = Norm(costs.width, costs.block.norm)
 
     def _read(self, x: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class _RegionClasses(_HiddenRegions):
 
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__(spec, costs)
-        self.classify = Linear.of(costs.linears["classify"])
+        self.classify = Linear.from_shape(costs.linears["classify"])
 
     def logits(self, x_SBD: Tensor, tied: Tensor | None) -> Tensor:
         """Return the logits of detector classes at every position, [B, S, C]."""

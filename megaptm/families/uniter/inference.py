@@ -14,7 +14,7 @@ from torch import Tensor
 from megaptm.data import Mix, open_mix
 from megaptm.families.uniter.objectives import ImageTextMatching, RegionObjective
 from megaptm.families.vit.retrieval import BATCH_PAIRS, Retrieval, measure_recall, read_batches
-from megaptm.inference.loaded_model import LoadedModel, Result
+from megaptm.inference.loaded_model import EvaluationResult, LoadedModel
 from megaptm.inference.trained_model import TrainedModel
 from megaptm.objectives.composed import Task, objective_tasks
 from megaptm.run.corpora import corpus_cache
@@ -24,15 +24,15 @@ MAX_MATCHED = 128
 IMAGE_FIELDS = ("region_features", "region_boxes")
 
 
-def matching_retrieval(
+def measure_matching_retrieval(
     loaded: TrainedModel, corpora: dict[str, float] | None = None, *, rows: int | None = None
 ) -> Retrieval:
     """Evaluate retrieval between images and texts by matching scores among the first `rows` held-out pairs. None: 128
     pairs."""
-    return task_retrieval(loaded, ImageTextMatching, _match_pairs, corpora, rows or MAX_MATCHED)
+    return measure_task_retrieval(loaded, ImageTextMatching, _match_pairs, corpora, rows or MAX_MATCHED)
 
 
-def task_retrieval(
+def measure_task_retrieval(
     loaded: TrainedModel,
     kind: type[RegionObjective],
     compare: Callable[[TrainedModel, Mix, int], Tensor],
@@ -99,8 +99,10 @@ class MatchingModel(LoadedModel):
     def fits(cls, model: TrainedModel) -> bool:
         return find_task(model, ImageTextMatching) is not None
 
-    def evaluate_further(self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]) -> list[Result]:
-        return [matching_retrieval(self, corpora, rows=rows)]
+    def evaluate_further(
+        self, corpora: dict[str, float], rows: int | None, options: Mapping[str, Any]
+    ) -> list[EvaluationResult]:
+        return [measure_matching_retrieval(self, corpora, rows=rows)]
 
 
 LOADED_MODEL = MatchingModel

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
+from megaptm.batch import IGNORED, BatchField, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.families.uniter.region_files import SUFFIX, RegionError, Regions, read_regions
 from megaptm.families.uniter.spec import MASKED_REGION, NUM_BOX_VALUES, REGION
@@ -49,11 +49,11 @@ RegionNumber = Annotated[int, Option(ge=1, le=1 << 14)]
 """Option of an objective: number of regions, or of detector outputs per region."""
 
 
-def region_fields(regions: int, features: int) -> dict[str, Field]:
+def region_fields(regions: int, features: int) -> dict[str, BatchField]:
     """Return the batch fields of image regions."""
     return {
-        "region_features": Field((regions, features), "float16", is_input=True, is_appended=True),
-        "region_boxes": Field((regions, NUM_BOX_VALUES), "float32", is_input=True, is_appended=True),
+        "region_features": BatchField((regions, features), "float16", is_input=True, is_appended=True),
+        "region_boxes": BatchField((regions, NUM_BOX_VALUES), "float32", is_input=True, is_appended=True),
     }
 
 
@@ -150,7 +150,7 @@ class RegionObjective(Objective):
         return self
 
     @abstractmethod
-    def label_fields(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, BatchField]:
         """Return the label fields of the objective's batch."""
 
     @abstractmethod
@@ -199,7 +199,7 @@ class RegionMaskedLM(RegionObjective):
         """Return A, the maximum number of target positions."""
         return max(1, round(self.rate * self.text_length(sequence)))
 
-    def label_fields(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, BatchField]:
         return batch_fields((self.max_predictions(sequence),), "masked_positions", "labels")
 
     def noise(self, text: np.ndarray, max_masked: int) -> Denoise:
@@ -254,14 +254,14 @@ class MaskedRegions(RegionObjective):
         """Return A, the maximum number of target regions."""
         return max(1, round(self.rate * self.regions))
 
-    def label_fields(self, sequence: int) -> dict[str, Field]:
+    def label_fields(self, sequence: int) -> dict[str, BatchField]:
         num_targets = self.max_predictions
         labels = {
-            "features": Field((num_targets, self.features), "float16"),
-            "class": Field((num_targets,)),
-            "distribution": Field((num_targets, self.classes), "float16"),
+            "features": BatchField((num_targets, self.features), "float16"),
+            "class": BatchField((num_targets,)),
+            "distribution": BatchField((num_targets, self.classes), "float16"),
         }
-        return {"masked_positions": Field((num_targets,)), self.LABELS_OF_TARGET[self.target]: labels[self.target]}
+        return {"masked_positions": BatchField((num_targets,)), self.LABELS_OF_TARGET[self.target]: labels[self.target]}
 
     def choose_masked(self, regions: Regions, rng: np.random.Generator) -> np.ndarray:
         """Choose the regions to mask: return their sorted indices."""
@@ -313,8 +313,8 @@ class ImageTextMatching(RegionObjective):
         """Return the objective of matching without replaced images."""
         return replace(self, retrieved=None, negative_prob=0.0)
 
-    def label_fields(self, sequence: int) -> dict[str, Field]:
-        return {"matched": Field(())}
+    def label_fields(self, sequence: int) -> dict[str, BatchField]:
+        return {"matched": BatchField(())}
 
     def make_sample(self, piece: Piece, context: SampleContext) -> Sample:
         assert isinstance(piece, list)

@@ -16,8 +16,8 @@ from megaptm.spec import ModelSpec
 
 
 class ImageRegions(nn.Module):
-    """Embedding of image regions: projections of detector features and box, each with an optional norm; their sum, plus
-    segment, is normalized (arXiv:1909.11740, section 3.1, and the released code). Features of masked regions are
+    """Embedding of image regions: the normalized sum of projected detector features, projected box (each with an
+    optional norm) and segment (arXiv:1909.11740, section 3.1, and the released code). Features of masked regions are
     replaced by a learned vector or zeros. Regions have no order."""
 
     mask: Embedding | None
@@ -33,8 +33,8 @@ class ImageRegions(nn.Module):
             return Norm(features.outputs, block.norm)
 
         each = costs.num_norms > 1
-        self.project, self.project_norm = Linear.of(features), norm() if each else None
-        self.box, self.box_norm = Linear.of(box), norm() if each else None
+        self.project, self.project_norm = Linear.from_shape(features), norm() if each else None
+        self.box, self.box_norm = Linear.from_shape(box), norm() if each else None
         self.mask = Embedding(mask[0].outputs, mask[0].inputs) if mask else None
         self.norm = norm()
         self.all_numbers = box.inputs == NUM_BOX_VALUES

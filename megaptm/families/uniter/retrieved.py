@@ -27,7 +27,7 @@ from megaptm.errors import UserError
 from megaptm.families.uniter.objectives import RETRIEVED
 from megaptm.objectives.named_file import read_named_file
 from megaptm.objectives.objective import DocumentSlice, Neighbors
-from megaptm.storage import AtomicFile, Cache
+from megaptm.storage import AtomicFile, RemoteFileCache
 
 METADATA = "retrieved"
 REMEDY = "make it with `megaptm corpus retrieve`"
@@ -120,7 +120,7 @@ class RetrievedDocuments:
         *,
         blobs: tuple[str, ...],
         verify: Verify,
-        cache: Cache | None,
+        cache: RemoteFileCache | None,
         opened: Mapping[str, Corpus],
     ) -> None:
         """Open the tables of retrieved documents. `opened`: id -> corpus that is already open. Other corpora are opened
@@ -145,7 +145,7 @@ class RetrievedDocuments:
                 _open_corpus(source, self.file, kind, cache), share=corpus.share
             )
             self.shards[kind] = OpenShards(source_corpus, split, verify, max_open=MAX_OPEN)
-            self.before[kind] = np.concatenate(([0], np.cumsum(self.shards[kind].sums("samples"))))
+            self.before[kind] = np.concatenate(([0], np.cumsum(self.shards[kind].table_column("samples"))))
             if self.table.num_documents(split, kind) != corpus.split(split).samples:
                 raise self._damaged_error(f"its number of documents differs from the split `{split}`")
 
@@ -178,7 +178,7 @@ class RetrievedDocuments:
         return UserError(f"retrieved: {self.file} is damaged ({reason}): {REMEDY}.")
 
 
-def _open_corpus(source: RetrievedCorpus, file: str, kind: str, cache: Cache | None) -> Corpus:
+def _open_corpus(source: RetrievedCorpus, file: str, kind: str, cache: RemoteFileCache | None) -> Corpus:
     try:
         corpus = Corpus.open(source.location, cache)
     except NoCorpusError:

@@ -12,9 +12,9 @@ from megaptm.objectives.composed import Task
 from megaptm.spec import Family
 
 
-@click.command()
+@click.command("images")
 @click.argument("words", nargs=-1, required=True, metavar="SOURCE out=FOLDER [KEY=VALUE]...")
-def images(words: tuple[str, ...]) -> None:
+def images_command(words: tuple[str, ...]) -> None:
     """Build a corpus from images: check each image, drop unusable ones, write shards.
 
     SOURCE is a folder with one subfolder of images per label; a folder or s3:// URL of webdataset shards (.tar), which
@@ -56,5 +56,5 @@ def _labeled_arguments(
     return ["images", source or "FOLDER_OF_LABELS"]
 
 
-COMMANDS = {"corpus": (images,)}
+COMMANDS = {"corpus": (images_command,)}
 BUILD_COMMAND = _labeled_arguments

@@ -38,7 +38,7 @@ class MaskedPatchHead(nn.Module):
     def __init__(self, spec: ModelSpec, costs: HeadCosts) -> None:
         super().__init__()
         self.label_field = costs.label_field
-        self.classify = Linear.of(costs.linears["classify"])
+        self.classify = Linear.from_shape(costs.linears["classify"])
 
     def loss(self, x_SBD: Tensor, batch: dict[str, Tensor], tied: Tensor | None) -> Loss:
         return class_loss(self.classify(target_states(x_SBD, batch, self.label_field)), batch[self.label_field])

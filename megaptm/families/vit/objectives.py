@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import BatchSpec, Field
+from megaptm.batch import BatchField, BatchSpec
 from megaptm.errors import UserError
 from megaptm.families.vit.pixels import (
     SUFFIXES,
@@ -105,7 +105,10 @@ class ImageObjective(Objective):
 
     def batch_spec(self, sequence: int, document_mask: bool) -> BatchSpec:
         pixels = CHANNELS * (self.size // self.patches_per_side(sequence)) ** 2
-        fields = {"tokens": Field((sequence,)), "patches": Field((sequence - 1, pixels), "uint8", is_input=True)}
+        fields = {
+            "tokens": BatchField((sequence,)),
+            "patches": BatchField((sequence - 1, pixels), "uint8", is_input=True),
+        }
         return BatchSpec({"": sequence} | self.other_streams, fields | self.label_fields(sequence - 1))
 
     def check_corpus(self, corpus: str, stored: Collection[str], *, has_labels: bool) -> None:
@@ -146,7 +149,7 @@ class ImageObjective(Objective):
         return self.add_labels({"tokens": tokens, "patches": patches}, document, context)
 
     @abstractmethod
-    def label_fields(self, num_patches: int) -> dict[str, Field]:
+    def label_fields(self, num_patches: int) -> dict[str, BatchField]:
         """Return the label fields of the objective's batch, and further inputs."""
 
     @abstractmethod
@@ -198,8 +201,8 @@ class ImageLabels(ImageObjective):
     def is_supervised(self) -> bool:
         return True
 
-    def label_fields(self, num_patches: int) -> dict[str, Field]:
-        return {"image_label": Field(())}
+    def label_fields(self, num_patches: int) -> dict[str, BatchField]:
+        return {"image_label": BatchField(())}
 
     def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:
         return {**inputs, "image_label": np.array(document.tokens[0], dtype=np.int64)}
@@ -225,8 +228,8 @@ class MaskedPatches(ImageObjective):
         if (total := self.mask_patch_prob + self.random_patch_prob) > 1 + 1e-9:
             raise UserError(f"mask_patch_prob and random_patch_prob sum to {total:g}, more than 1: lower one.")
 
-    def label_fields(self, num_patches: int) -> dict[str, Field]:
-        targets = Field((max(1, round(self.rate * num_patches)),))
+    def label_fields(self, num_patches: int) -> dict[str, BatchField]:
+        targets = BatchField((max(1, round(self.rate * num_patches)),))
         return {"masked_positions": targets, "patch_colors": targets}
 
     def add_labels(self, inputs: Sample, document: DocumentSlice, context: SampleContext) -> Sample:

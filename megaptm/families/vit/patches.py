@@ -20,7 +20,7 @@ class ImagePatches(nn.Module):
     def __init__(self, spec: ModelSpec, record: PatchInput) -> None:
         super().__init__()
         costs = PatchCosts(spec, record)
-        self.project = Linear.of(costs.project)
+        self.project = Linear.from_shape(costs.project)
         self.image = Embedding(1, costs.project.outputs)
         self.mask = Embedding(1, costs.project.outputs) if costs.has_mask else None
         self.scales = [1 / (255 * std) for std in record.std]

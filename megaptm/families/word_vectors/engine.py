@@ -99,7 +99,7 @@ class WordEngine:
             yield counts_piece(self.counts)
 
     def check_replicas(self) -> None:
-        """Do nothing: data ranks divide the tables, of which there is one copy."""
+        """Do nothing: the tables are sharded over data ranks, without replicas."""
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._set_counts(read_counts(reader, self.spec.vocabulary))

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from megaptm.errors import UserError
-from megaptm.families.word_vectors.fasttext_file import fasttext_model
+from megaptm.families.word_vectors.fasttext_file import encode_fasttext_model
 from megaptm.families.word_vectors.vectors import WordVectors, read_vectors
 from megaptm.families.word_vectors.vocabulary import encode_word
 from megaptm.run.checkpoint import RunCheckpoint
@@ -39,7 +39,7 @@ def _word2vec_binary(vectors: WordVectors) -> Iterator[bytes]:
         yield encode_word(word) + b" " + row.tobytes() + b"\n"
 
 
-def safetensors(vectors: WordVectors) -> Iterator[bytes]:
+def encode_safetensors(vectors: WordVectors) -> Iterator[bytes]:
     """Yield word vectors as safetensors: `vectors` [N, D] and `counts` [N]; the metadata field `words` holds the words
     as a JSON list."""
     tensors = {"vectors": np.ascontiguousarray(vectors.vectors), "counts": vectors.counts}
@@ -55,13 +55,15 @@ FORMATS: dict[str, Callable[[WordVectors], Iterator[bytes]]] = {
     "word2vec-binary": _word2vec_binary,
     "glove": _glove_text,
     "fasttext-vec": _word2vec_text,  # the same lines, with the means over words and subwords
-    "safetensors": safetensors,
+    "safetensors": encode_safetensors,
 }
 
 
 def export_word_vectors(checkpoint: RunCheckpoint, path: Path, format_: str) -> None:
     """Write trained word vectors to a file, atomically."""
-    content = fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](read_vectors(checkpoint))
+    content = (
+        encode_fasttext_model(checkpoint) if format_ == "fasttext-bin" else FORMATS[format_](read_vectors(checkpoint))
+    )
     if path.is_dir():
         raise UserError(f"{path} is a folder: give the path of a file.")
     path.parent.mkdir(parents=True, exist_ok=True)

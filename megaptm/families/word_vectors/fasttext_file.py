@@ -12,7 +12,7 @@ from megaptm.families.word_vectors.vectors import read_table, read_word_spec
 from megaptm.families.word_vectors.vocabulary import encode_word, frequent_words, read_counts
 from megaptm.families.word_vectors.windows import CBOW, HUFFMAN, SOFTMAX, WordWindows
 from megaptm.run.checkpoint import RunCheckpoint
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 
 MAGIC, VERSION = 793712314, 12
 NEGATIVE_SAMPLING, FULL_SOFTMAX, CBOW_MODEL, SKIP_GRAM_MODEL = 2, 3, 1, 2
@@ -23,7 +23,7 @@ RATE_UPDATES = 100
 """Words between updates of the learning rate; unused in trained models."""
 
 
-def fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
+def encode_fasttext_model(checkpoint: RunCheckpoint) -> Iterator[bytes]:
     """Yield the parts of a fastText model file: settings, words, input rows of words and of buckets, output rows."""
     spec, task = read_word_spec(checkpoint), checkpoint.config.built_objective
     size = spec.size

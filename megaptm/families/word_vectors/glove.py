@@ -10,8 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from megaptm.batch import BatchSpec
-from megaptm.batch import Field as BatchField
+from megaptm.batch import BatchField, BatchSpec
 from megaptm.families.word_vectors.windows import MinimumCount
 from megaptm.objectives.objective import BaseObjective
 

@@ -50,7 +50,7 @@ class NetworkEngine:
         self._outside = outside_token(corpora.tokenizer.special)
         self._unknown = self._outside if corpora.tokenizer.unknown is None else corpora.tokenizer.unknown
         self._words = self._dictionary = torch.zeros(0, dtype=torch.int64)
-        """Word ids, most frequent first; and those of the step's dictionary, which are the first of them."""
+        """Word ids, most frequent first, and the first of them: the dictionary of the step."""
 
     def set_loss_weights(self, weights: Mapping[str, float]) -> None:
         """Change the weight of the loss of NNLM or C&W, starting with the next step."""

@@ -96,7 +96,7 @@ class PairEngine:
             yield counts_piece(self.counts)
 
     def check_replicas(self) -> None:
-        """Do nothing: data ranks divide the tables, of which there is one copy."""
+        """Do nothing: the tables are sharded over data ranks, without replicas."""
 
     def restore(self, reader: TensorReader, *, step: int) -> None:
         self._words.restore(reader)
@@ -136,7 +136,7 @@ class PairEngine:
                     *(self._words.flat, self._contexts.flat, pairs.words[part], pairs.contexts[part]),
                     *(pairs.counts[part], lanes, first, round_, x_max, task.alpha, rate, bias_rate, losses),
                 )
-            self._contexts.rotate(round_)
+            self._contexts.rotate_lanes(round_)
         num_pairs = sum(len(pairs.words) for pairs in steps)
         sums = self.exchange.all_reduce(np.array([*losses, num_pairs], np.float64))
         ((name, weight),) = self.losses.items()

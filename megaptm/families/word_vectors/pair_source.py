@@ -21,13 +21,13 @@ class PairSamples:
         self.config, self.corpora, self.engine = config, corpora.ids, engine
 
     @property
-    def batch(self) -> BatchSpec:
+    def batch_spec(self) -> BatchSpec:
         return self.config.batch_spec
 
     def cursors(self, number: int) -> dict[str, int]:
         return {"pairs": number}
 
-    def read(self, number: int) -> dict[str, tuple[int, int]]:
+    def samples_read(self, number: int) -> dict[str, tuple[int, int]]:
         return {}
 
     def epochs_started(self, number: int) -> dict[str, int]:
@@ -41,7 +41,7 @@ class PairSource:
         self.config, self.engine = config, engine
         self.tokenizer, self.train = corpora.tokenizer, PairSamples(config, corpora, engine)
 
-    def count(self) -> None:
+    def count_text(self) -> None:
         self.engine.count_words_and_pairs()
 
     def steps(self, start: int) -> Iterator[list[Any]]:

@@ -13,8 +13,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec, batch_fields
-from megaptm.batch import Field as BatchField
+from megaptm.batch import BatchField, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.families.word_vectors.windows import PlainTextObjective
 from megaptm.objectives.objective import DocumentSlice, Piece, Sample, SampleContext
@@ -30,8 +29,8 @@ class WindowRanking(PlainTextObjective):
     name = "window-ranking"
 
     dictionary: tuple[tuple[Annotated[int, Field(ge=0)], DictionarySize], ...] = ()
-    """Pairs of step and dictionary size from that step on; less frequent words are unknown. Empty: the full vocabulary
-    always. (arXiv:1103.0398, 4.2: the dictionary grows, each size initialized with the vectors of the one before.)"""
+    """Pairs (step, size): from this step on, the dictionary has this many words; rarer words are unknown. Empty: the
+    full vocabulary. The words of a smaller dictionary keep their vectors (arXiv:1103.0398, 4.2)."""
 
     num_tags: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Number of labels of the corpus (`annotate.tags`); each word has one or none. 0: no tagging."""

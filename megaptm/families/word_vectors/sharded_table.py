@@ -200,7 +200,7 @@ class RotatingTable(ShardedTable):
     Source: Gemulla et al., KDD 2011, `Large-scale matrix factorization with distributed stochastic gradient descent`.
     """
 
-    def rotate(self, round_: int) -> None:
+    def rotate_lanes(self, round_: int) -> None:
         """Rotate the lanes of GloVe's table between ranks after round `round_`, 0 to `LANES` - 1; after the last one
         all lanes are back. All ranks call this together."""
         lanes = self.held.shape[1]

@@ -58,8 +58,11 @@ def subword_buckets(words: Sequence[str], ngrams: tuple[int, int], num_buckets: 
 
 
 def subword_rows(words: Sequence[str], ngrams: tuple[int, int], num_buckets: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of words and their subwords (fastText): int64 [V + 1], the start index of each word's rows, and
-    int64 [R], the rows: its own, then those of its subwords, which follow the rows of all words."""
+    """Return the table rows of each word and its subwords (fastText), as two arrays:
+
+    - int64 [V + 1]: index in the second array at which each word begins;
+    - int64 [R]: for each word its own row, then the rows of its subwords. The table has subwords after all words.
+    """
     starts, buckets = subword_buckets(words, ngrams, num_buckets)
     own_rows = np.arange(len(words))
     return starts + np.arange(len(starts)), np.insert(buckets + len(words), starts[:-1], own_rows)

@@ -21,7 +21,7 @@ from megaptm.families.word_vectors.windows import WordWindows
 from megaptm.run.checkpoint import RunCheckpoint, open_checkpoint
 from megaptm.storage import read_text_file
 from megaptm.suggest import suggest_name
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 
 MAX_SEARCHED = 20_000
 """Number of words to search for a spelling suggestion when a word has no vector."""

@@ -14,8 +14,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from megaptm.batch import BatchSpec, batch_fields
-from megaptm.batch import Field as BatchField
+from megaptm.batch import BatchField, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
     DocumentSlice,

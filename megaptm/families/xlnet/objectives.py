@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field as Option
 
-from megaptm.batch import IGNORED, BatchSpec, Field, batch_fields
+from megaptm.batch import IGNORED, BatchField, BatchSpec, batch_fields
 from megaptm.errors import UserError
 from megaptm.objectives.objective import (
     DocumentSlice,
@@ -86,7 +86,9 @@ class PermutationLM(Objective):
         refuse_document_mask(self, document_mask)
         targets = batch_fields((self._num_slots(sequence),), "masked_positions", "labels")
         inputs = batch_fields((sequence,), "tokens", "segments", "order")
-        return BatchSpec({"": sequence}, {**inputs, **targets, "reset_state": Field(()), "backward": Field(())})
+        return BatchSpec(
+            {"": sequence}, {**inputs, **targets, "reset_state": BatchField(()), "backward": BatchField(())}
+        )
 
     def _num_slots(self, sequence: int) -> int:
         """Return the number of target slots of permutation language modeling, rounded so that sequence plus queries is

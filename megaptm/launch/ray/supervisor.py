@@ -36,7 +36,7 @@ from megaptm.resilience.failures import (
     root_cause,
 )
 from megaptm.resilience.heartbeat import HEARTBEATS
-from megaptm.resilience.watchdog import Limits, Watchdog
+from megaptm.resilience.watchdog import Watchdog, WatchdogLimits
 from megaptm.run.folder import (
     absolute_paths,
     config_variables,
@@ -67,8 +67,8 @@ def show_placement(config: Config) -> None:
 
 
 class Supervisor:
-    """Supervisor of a run on Ray: it starts the ranks, and restarts them after a lost node always, after a failure by
-    `RestartPolicy`. Nodes that fail repeatedly are not used again."""
+    """Supervisor of a run on Ray: it starts and restarts the ranks. It always restarts after a lost node, and after a
+    failure if `RestartPolicy` allows it. Nodes that fail repeatedly are not used again."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Supervisor:
         watchdog = Watchdog(
             self._logs / HEARTBEATS,
             range(reservation.layout.processes),
-            limits=Limits(hang_seconds=config.train.hang_seconds, data_timeout=config.data.timeout_seconds),
+            limits=WatchdogLimits(hang_seconds=config.train.hang_seconds, data_timeout=config.data.timeout_seconds),
         )
         logs = self._logs
         with (

@@ -71,13 +71,13 @@ def main(
     run = next(folder for folder in logs.parents if folder.name == "logs").parent
     sick = SickNodes(run, node_fault_hours, excluded.split(","))
     policy = RestartPolicy(run, restarts=0 if stopping else restarts, used=restarts_since_saved(run))
-    code = report(logs, policy, sick, start=start, stopping=stopping, idle=idle)
+    code = report_end(logs, policy, sick, start=start, stopping=stopping, idle=idle)
     if code != EXIT_RESTART:
         _exclude_nodes(sick, logs, removable=max(0, removable))
     sys.exit(code)
 
 
-def report(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, stopping: bool, idle: int) -> int:
+def report_end(logs: Path, policy: RestartPolicy, sick: SickNodes, *, start: int, stopping: bool, idle: int) -> int:
     """Print and record why a start of a Slurm job ended; return the exit code of `main`."""
     run = policy.run
     restart = partial(_restart_code, policy, sick, start=start, idle=idle)

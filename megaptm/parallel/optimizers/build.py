@@ -86,7 +86,7 @@ def build_optimizer(model: ParallelModel, settings: OptimizerConfig) -> Optimize
         inner.optimizer = build(bare, settings, trained, model.layout.divides_optimizer)
         for group, adam_group in zip(inner.optimizer.param_groups, adam.param_groups, strict=True):
             group["params"] = adam_group["params"]
-    return Optimizer(settings, megatron, inner.optimizer, parts, [*parts] if settings.is_own else [])
+    return Optimizer(settings, megatron, inner.optimizer, parts, [*parts] if settings.is_custom else [])
 
 
 def _mup_overrides(model: ParallelModel, settings: OptimizerConfig) -> dict[ParamKey, dict[str, float]]:

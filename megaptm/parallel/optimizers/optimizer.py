@@ -83,7 +83,7 @@ class Optimizer:
         for group in self.rule.param_groups:
             group["lr"] = lr * group["lr_mult"]
             group["weight_decay"] = decay * group["wd_mult"]
-            if "eps" in group and not settings.is_own:
+            if "eps" in group and not settings.is_custom:
                 group["eps"] = eps
 
     def set_state(self, part: TensorPart, kind: str, value: Tensor) -> None:
@@ -96,7 +96,7 @@ class Optimizer:
     def prepare_to_save(self) -> None:
         """Wait until the host may read optimizer state that is in its memory. Raise `UserError` if an update rule of
         the user has other state than it declares."""
-        if self.settings.is_own:
+        if self.settings.is_custom:
             refuse_other_state(self.rule, self.parts, self.settings)
         if isinstance(self.rule, OffloadedAdamW):
             self.rule.synchronize()

@@ -31,7 +31,7 @@ class TensorPart:
     """Float32 tensor that the update rule changes; None if another data rank updates the full slice, or the weight is
     frozen."""
     span: tuple[int, int] | None = None
-    """Range of the slice that `master` holds, if data ranks divide the slice."""
+    """Range of the slice that `master` holds, if the slice is sharded over data ranks."""
 
     @property
     def key(self) -> Tensor:
@@ -40,7 +40,7 @@ class TensorPart:
 
     @property
     def replica(self) -> Tensor:
-        """Tensor with the same values on all data ranks: float32, unless data ranks divide it."""
+        """Tensor with the same values on all data ranks: float32, unless it is sharded over them."""
         return self.parameter if self.master is None or self.span is not None else self.master
 
     @property

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from megaptm.config import OptimizerConfig
-from megaptm.config.own_optimizer import STEP, build_own_rule, load_own_rule, own_step_error
+from megaptm.config.custom_optimizer import STEP, build_custom_rule, custom_step_error, load_custom_rule
 from megaptm.errors import UserError
 from megaptm.parallel.optimizers.adafactor import Adafactor, is_factored
 from megaptm.parallel.optimizers.lamb import Lamb
@@ -38,12 +38,12 @@ class StateTensor:
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """Update rule of an optimizer."""
 
     build: Callable[[Groups, OptimizerConfig, Parts, bool], torch.optim.Optimizer] | None
     """Function that builds the update rule; None: megatron-core builds it. Arguments: groups without tensors, the
-    settings, this rank's parts of all trained tensors, and whether data ranks divide these."""
+    settings, this rank's parts of all trained tensors, and whether they are sharded over data ranks."""
     state_tensors: Callable[[OptimizerConfig, TensorPart], Mapping[str, StateTensor]]
     """Function from a weight to the optimizer's state tensors for it, whichever rank holds them."""
 
@@ -105,28 +105,32 @@ def _muon_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, S
     return {"momentum_buffer": StateTensor()} if part.placement.in_layer else _moment_tensors(settings, part)
 
 
-UPDATE_RULES: dict[str, Rule] = {
-    "adamw": Rule(None, _moment_tensors),
-    "stable-adamw": Rule(_stable_adamw, _moment_tensors),
-    "sgd": Rule(_build_sgd, lambda settings, part: {"momentum_buffer": StateTensor()} if settings.momentum else {}),
-    "adagrad": Rule(_build_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}),
-    "lamb": Rule(_build_lamb, _moment_tensors),
-    "adafactor": Rule(_build_adafactor, _factored_tensors),
-    "muon": Rule(_build_muon, _muon_tensors),
+UPDATE_RULES: dict[str, UpdateRule] = {
+    "adamw": UpdateRule(None, _moment_tensors),
+    "stable-adamw": UpdateRule(_stable_adamw, _moment_tensors),
+    "sgd": UpdateRule(
+        _build_sgd, lambda settings, part: {"momentum_buffer": StateTensor()} if settings.momentum else {}
+    ),
+    "adagrad": UpdateRule(
+        _build_adagrad, lambda settings, part: {"sum": StateTensor(start=settings.initial_accumulator)}
+    ),
+    "lamb": UpdateRule(_build_lamb, _moment_tensors),
+    "adafactor": UpdateRule(_build_adafactor, _factored_tensors),
+    "muon": UpdateRule(_build_muon, _muon_tensors),
 }
 
 
-def find_rule(settings: OptimizerConfig) -> Rule:
+def find_rule(settings: OptimizerConfig) -> UpdateRule:
     """Return the update rule of the settings, which may be one of the user."""
-    if not settings.is_own:
+    if not settings.is_custom:
         return UPDATE_RULES[settings.name]
-    own = load_own_rule(settings.name).state_tensors
+    own = load_custom_rule(settings.name).state_tensors
     tensors = {kind: StateTensor(start=start) for kind, start in own.items() if kind != STEP}
-    return Rule(_build_own, lambda settings, part: tensors)
+    return UpdateRule(_build_custom, lambda settings, part: tensors)
 
 
-def _build_own(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
-    rule = build_own_rule(settings, groups)
+def _build_custom(groups: Groups, settings: OptimizerConfig, parts: Parts, divided: bool) -> torch.optim.Optimizer:
+    rule = build_custom_rule(settings, groups)
     if not isinstance(rule, torch.optim.Optimizer) or len(rule.param_groups) != len(groups):
         raise UserError(
             f"optimizer.name ({settings.name}) must return a torch.optim.Optimizer with the {len(groups)} groups that "
@@ -146,7 +150,7 @@ def _naming_errors(step: Callable[[], object], settings: OptimizerConfig) -> Cal
         except (UserError, dist.DistError, torch.AcceleratorError, torch.OutOfMemoryError):
             raise
         except (Exception, SystemExit) as error:
-            raise own_step_error(settings, error) from error
+            raise custom_step_error(settings, error) from error
 
     return named_step
 
@@ -154,7 +158,7 @@ def _naming_errors(step: Callable[[], object], settings: OptimizerConfig) -> Cal
 def refuse_other_state(rule: torch.optim.Optimizer, parts: Parts, settings: OptimizerConfig) -> list[TensorPart]:
     """Raise `UserError` if the state of a rule of the user, after a step, is not the one that it declares:
     checkpoints would lack a part of it. Return the parts without state, which had no gradient yet."""
-    declared, stateless = {*load_own_rule(settings.name).state_tensors}, []
+    declared, stateless = {*load_custom_rule(settings.name).state_tensors}, []
     for part in parts:
         if part.master is None:
             continue
@@ -194,7 +198,7 @@ def state_tensors(settings: OptimizerConfig, part: TensorPart) -> Mapping[str, S
 def set_steps(rule: torch.optim.Optimizer, parts: Parts, step: int, settings: OptimizerConfig) -> None:
     """Set the number of steps that an update rule has made. torch's rules count them per tensor, apex's and megaptm's
     per group."""
-    counts_steps = settings.is_own and STEP in load_own_rule(settings.name).state_tensors
+    counts_steps = settings.is_custom and STEP in load_custom_rule(settings.name).state_tensors
     for group in rule.param_groups:
         group["step"] = step
     if counts_steps or isinstance(rule, torch.optim.AdamW | torch.optim.Adagrad | Muon | OffloadedAdamW):

@@ -100,10 +100,10 @@ def _start_here(ray: Any, cpus: int | None) -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Let what Ray starts in this context listen only on 127.0.0.1. A cluster for other machines is started with `ray
-    start`.
+    """Make Ray's processes that start in this context listen only on 127.0.0.1. `ray start` starts clusters for other
+    machines.
 
-    Ray replaces 127.0.0.1 by the machine's own address unless it may not form clusters.
+    Ray would replace 127.0.0.1 by the machine's address. It does not if its setting forbids clusters.
     """
     from ray._private import ray_constants
 
@@ -121,8 +121,8 @@ def _on_loopback() -> Iterator[None]:
 
 @contextmanager
 def _without_hangup() -> Iterator[None]:
-    """Let what Ray starts in this context ignore the loss of the terminal, because a run that saves after such a loss
-    needs Ray."""
+    """Make Ray's processes that start in this context ignore the loss of the terminal, because a run needs Ray to save
+    after such a loss."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     try:
         yield

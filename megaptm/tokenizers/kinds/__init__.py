@@ -16,7 +16,7 @@ from megaptm.tokenizers.kinds.words import train_words
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class TokenizerKind:
     """Kind of tokenizer: the algorithm that divides texts into tokens."""
 
     train: Callable[[Iterable[str], VocabularyRequest], Any]
@@ -30,16 +30,20 @@ class Kind:
     splits_digits: bool = False
     """Whether each digit can be a separate token."""
     includes_spaces: bool = False
-    """Whether tokens include the space before them, as the mask token must then, too."""
+    """Whether tokens include the space before them. The mask token then includes it too."""
 
 
-KINDS: dict[str, Kind] = {
-    "bpe": Kind(train=train_bpe, specials="llama", lowercase=None, splits_digits=True, includes_spaces=True),
-    "byte-bpe": Kind(train=train_byte_bpe, specials="gpt2", lowercase=None, needs_unknown=False, includes_spaces=True),
-    "char-bpe": Kind(train=train_char_bpe, specials="gpt", lowercase=True),
-    "wordpiece": Kind(train=train_wordpiece, specials="bert", lowercase=True),
-    "unigram": Kind(train=train_unigram, specials="t5", lowercase=False, splits_digits=True, includes_spaces=True),
-    "words": Kind(train=train_words, specials="llama", lowercase=False),
+KINDS: dict[str, TokenizerKind] = {
+    "bpe": TokenizerKind(train=train_bpe, specials="llama", lowercase=None, splits_digits=True, includes_spaces=True),
+    "byte-bpe": TokenizerKind(
+        train=train_byte_bpe, specials="gpt2", lowercase=None, needs_unknown=False, includes_spaces=True
+    ),
+    "char-bpe": TokenizerKind(train=train_char_bpe, specials="gpt", lowercase=True),
+    "wordpiece": TokenizerKind(train=train_wordpiece, specials="bert", lowercase=True),
+    "unigram": TokenizerKind(
+        train=train_unigram, specials="t5", lowercase=False, splits_digits=True, includes_spaces=True
+    ),
+    "words": TokenizerKind(train=train_words, specials="llama", lowercase=False),
 }
 
-__all__ = ["KINDS", "Kind", "VocabularyRequest"]
+__all__ = ["KINDS", "TokenizerKind", "VocabularyRequest"]

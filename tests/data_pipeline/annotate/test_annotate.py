@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data_pipeline.annotate import Annotations, annotate, text_and_turns
+from data_pipeline.annotate import Annotations, annotate_documents, text_and_turns
 from data_pipeline.annotate.words import word_offsets
 from data_pipeline.document import Document
 from megaptm.errors import UserError
@@ -45,7 +45,7 @@ def borders(pieces) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_annotations_gives_plain_ids(kind, tokenizers, prose):
     documents = [Document(text, "x") for text in prose]
-    for (ids, arrays), text in zip(annotate(documents, tokenizers[kind], Annotations()), prose, strict=True):
+    for (ids, arrays), text in zip(annotate_documents(documents, tokenizers[kind], Annotations()), prose, strict=True):
         assert arrays == {}
         assert ids.tolist() == tokenizers[kind].encode(text).tolist()
 
@@ -53,7 +53,7 @@ def test_no_annotations_gives_plain_ids(kind, tokenizers, prose):
 @pytest.mark.parametrize("kind", KINDS)
 def test_annotations_keep_ids_and_ascend(kind, tokenizers, prose):
     documents = [Document(text, "x", notes={"turns": [[0, "user"], [20, "assistant"]]}) for text in prose]
-    for (ids, arrays), text in zip(annotate(documents, tokenizers[kind], ALL), prose, strict=True):
+    for (ids, arrays), text in zip(annotate_documents(documents, tokenizers[kind], ALL), prose, strict=True):
         assert ids.tolist() == tokenizers[kind].encode(text).tolist()
         assert tuple(arrays) == ALL.fields == ("sentences", "words", "phrases", "tags", "turns")
         assert {name: array.shape[1:] for name, array in arrays.items()} == {
@@ -77,7 +77,7 @@ def test_wordpiece_words_match_continuation_marks(tokenizers, prose):
     tokenizer = tokenizers["wordpiece"]
     # Kana are single words here, and runs in BERT.
     documents = [Document(re.sub("[\u3041-\u30ff]", "", text), "x") for text in prose]
-    for ids, arrays in annotate(documents, tokenizer, Annotations(words=True)):
+    for ids, arrays in annotate_documents(documents, tokenizer, Annotations(words=True)):
         tokens = [tokenizer.library.id_to_token(id_) for id_ in ids.tolist()]
         assert arrays["words"].tolist() == [at for at, token in enumerate(tokens) if not token.startswith("##")]
 
@@ -89,7 +89,7 @@ def test_word_starts_match_text(kind, tokenizers, prose):
     # Unigram's normalization rewrites characters that are not compared here.
     retained = r"[^\x00-\x7f]" if kind == "unigram" else r"[^\x00-\x7f\u4e00-\u9fff\u0400-\u04ff\uac00-\ud7a3]"
     texts = [re.sub(retained, "", text) for text in prose]
-    annotated = annotate([Document(text, "x") for text in texts], tokenizer, Annotations(words=True))
+    annotated = annotate_documents([Document(text, "x") for text in texts], tokenizer, Annotations(words=True))
     for (ids, arrays), text in zip(annotated, texts, strict=True):
         groups = [tokenizer.decode(group) for group in np.split(ids, arrays["words"][1:])]
         assert squeezed("".join(groups)) == squeezed(text)
@@ -105,7 +105,7 @@ def test_word_starts_match_text(kind, tokenizers, prose):
 @pytest.mark.parametrize("kind", SPELLING)
 def test_sentence_starts_split_ids(kind, tokenizers):
     text = "The parser is naïve. It returns self! Is it (x)?  Nothing."
-    [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(sentences=True))
+    [(ids, arrays)] = annotate_documents([Document(text, "x")], tokenizers[kind], Annotations(sentences=True))
     pieces = [tokenizers[kind].decode(piece).strip() for piece in np.split(ids, arrays["sentences"][1:])]
     alone = [tokenizers[kind].encode(sentence.strip()) for sentence in split_sentences(text)]
     assert pieces == [tokenizers[kind].decode(ids).strip() for ids in alone]
@@ -114,7 +114,7 @@ def test_sentence_starts_split_ids(kind, tokenizers):
 @pytest.mark.parametrize("kind", SPELLING)
 def test_tags_cover_phrases(kind, tokenizers):
     text = "3,000 parsers of 2.5 ; 学生们喜欢读书 😀😀"
-    [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], ALL)
+    [(ids, arrays)] = annotate_documents([Document(text, "x")], tokenizers[kind], ALL)
     assert ALL.tables()["tags"] == ["face", "number", "verb"]
     labels = [ALL.tables()["tags"][label] for label in arrays["tags"][:, 2]]
     result = {
@@ -130,9 +130,9 @@ def test_tags_cover_phrases(kind, tokenizers):
 @pytest.mark.parametrize("kind", SPELLING)
 def test_capitals_mark_capitalized_words(kind, tokenizers):
     text = "The parser is Kind, iPhone NOT"
-    [(ids, arrays)] = annotate([Document(text, "x")], tokenizers[kind], Annotations(capitals=True))
+    [(ids, arrays)] = annotate_documents([Document(text, "x")], tokenizers[kind], Annotations(capitals=True))
     assert squeezed(tokenizers[kind].decode(ids[arrays["capitals"]])) == "thekindnot"
-    [(_, arrays)] = annotate([Document("none", "x")], tokenizers[kind], Annotations(capitals=True))
+    [(_, arrays)] = annotate_documents([Document("none", "x")], tokenizers[kind], Annotations(capitals=True))
     assert arrays["capitals"].shape == (0,)
 
 
@@ -140,7 +140,9 @@ def test_capitals_mark_capitalized_words(kind, tokenizers):
 def test_turns_start_at_messages(kind, tokenizers):
     messages = [("system", "The parser is kind."), ("user", "Is it?"), ("gpt", "Yes! It returns.")]
     text, turns = text_and_turns([{"role": role, "content": content} for role, content in messages])
-    [(ids, arrays)] = annotate([Document(text, "x", notes={"turns": turns})], tokenizers[kind], Annotations(turns=True))
+    [(ids, arrays)] = annotate_documents(
+        [Document(text, "x", notes={"turns": turns})], tokenizers[kind], Annotations(turns=True)
+    )
     table = Annotations(turns=True).tables()["turns"]
     assert [table[role] for role in arrays["turns"][:, 1]] == ["system", "user", "assistant"]
     pieces = np.split(ids, arrays["turns"][1:, 0])
@@ -148,12 +150,14 @@ def test_turns_start_at_messages(kind, tokenizers):
 
 
 def test_document_without_turns_has_no_rows(tokenizers):
-    [(_, arrays)] = annotate([Document("Yes.", "x")], tokenizers["byte-bpe"], Annotations(turns=True))
+    [(_, arrays)] = annotate_documents([Document("Yes.", "x")], tokenizers["byte-bpe"], Annotations(turns=True))
     assert arrays["turns"].shape == (0, 2)
 
 
 def test_text_without_tokens_has_empty_arrays(tokenizers):
-    [(ids, arrays)] = annotate([Document(" \n", "x", notes={"turns": [[0, "user"]]})], tokenizers["wordpiece"], ALL)
+    [(ids, arrays)] = annotate_documents(
+        [Document(" \n", "x", notes={"turns": [[0, "user"]]})], tokenizers["wordpiece"], ALL
+    )
     assert len(ids) == 0
     assert {len(array) for array in arrays.values()} == {0}
 

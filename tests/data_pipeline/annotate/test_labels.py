@@ -14,7 +14,7 @@ from megaptm.batch import IGNORED
 from megaptm.data import Corpus, open_mix
 from megaptm.errors import UserError
 from megaptm.objectives.text_questions import QUESTIONS
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 LABELS = ("clicked", "shown", "random")
 OPTIONS = {"sequence": 32, "seed": 0}
@@ -46,7 +46,7 @@ def corpus(tmp_path_factory):
 def test_pair_has_its_label(corpus):
     folder, _ = corpus
     assert Corpus.open(folder).manifest.made_from["tables"]["labels"] == [*LABELS]
-    tokenizer = load(folder / "tokenizer")
+    tokenizer = load_tokenizer(folder / "tokenizer")
     mix = open_mix(
         {str(folder): 1.0}, objective={"titles": {"task": "relevance"}}, special=tokenizer.special, **OPTIONS
     )
@@ -62,7 +62,7 @@ def test_pair_has_its_label(corpus):
 
 def test_labels_are_shared_by_questions(corpus):
     folder, _ = corpus
-    special = load(folder / "tokenizer").special
+    special = load_tokenizer(folder / "tokenizer").special
     mix = open_mix({str(folder): 1.0}, objective={"masked-lm": {}, "discourse": {}}, special=special, **OPTIONS)
     assert {int(mix.sample(number)["discourse"]) for number in range(40)} >= {0, 1, 2}
     with pytest.raises(UserError, match=r"was built without words, which the objective needs"):
@@ -81,7 +81,7 @@ def test_question_with_fewer_classes_is_rejected(corpus, monkeypatch):
         open_mix(
             {str(folder): 1.0},
             objective={"titles": {"task": "relevance"}},
-            special=load(folder / "tokenizer").special,
+            special=load_tokenizer(folder / "tokenizer").special,
             **OPTIONS,
         )
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from data_pipeline.annotate import Annotations, annotate
+from data_pipeline.annotate import Annotations, annotate_documents
 from data_pipeline.annotate.parts import document_parts, text_and_parts
 from data_pipeline.clean import DropEmpty, Normalize, Scrub, run_steps
 from data_pipeline.clean.step import with_text
@@ -15,7 +15,7 @@ from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.tokenizers import KINDS, load
+from megaptm.tokenizers import KINDS, load_tokenizer
 from tests.data_pipeline.sources.reading import reading, written
 
 PAIR = ("Two birds sit in one tree.", "Zwei Vögel sitzen\nin einem Baum.")
@@ -120,7 +120,7 @@ def test_step_on_full_text_removes_parts():
 def test_parts_are_tokenized_separately(kind, tokenizers):
     tokenizer = tokenizers[kind]
     expected = Annotations(words=True, parts=True)
-    [(ids, arrays)] = annotate([document(*PAIR)], tokenizer, expected)
+    [(ids, arrays)] = annotate_documents([document(*PAIR)], tokenizer, expected)
     assert [part.tolist() for part in np.split(ids, arrays["parts"][1:])] == [
         tokenizer.encode(text).tolist() for text in PAIR
     ]
@@ -135,7 +135,7 @@ def test_build_of_pairs(tmp_path):
     tokenizer = TokenizerRecipe(kind="unigram", vocabulary=120, sentinels=0)
     report = build_corpus(Recipe(sources=(source,), steps=(), tokenizer=tokenizer), tmp_path / "out", workers=0)
     assert report.dropped["no parts"] == 1
-    corpus, decode = Corpus.open(tmp_path / "out"), load(tmp_path / "out/tokenizer").decode
+    corpus, decode = Corpus.open(tmp_path / "out"), load_tokenizer(tmp_path / "out/tokenizer").decode
     [info] = corpus.split("train").shards
     shard = corpus.open_shard(info)
     for number in range(len(shard)):

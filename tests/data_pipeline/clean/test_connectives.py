@@ -11,7 +11,7 @@ from data_pipeline.document import Document, DropCounts
 from data_pipeline.recipe import read_recipe
 from megaptm.data import Corpus, open_mix
 from megaptm.errors import UserError
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 ENGLISH = """The weather
 
@@ -121,7 +121,7 @@ def test_connective_is_label_and_not_in_tokens(tmp_path) -> None:
     corpus = Corpus.open(tmp_path / "corpus")
     labels = corpus.manifest.made_from["tables"]["labels"]
     assert tuple(labels) == PairByConnective().labels()
-    tokenizer = load(tmp_path / "corpus/tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "corpus/tokenizer")
     mix = open_mix(
         {str(tmp_path / "corpus"): 1.0},
         objective={"relations": {"task": "discourse"}},

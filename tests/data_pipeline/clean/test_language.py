@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, TagLanguage, identify
+from data_pipeline.clean.language import CLASSIFIED_CHARACTERS, KeepLanguage, TagLanguage, identify_language
 from megaptm.errors import UserError
 from tests.data_pipeline.clean.running import reason, run
 from tests.data_pipeline.fasttext_models import write_fasttext
@@ -64,7 +64,10 @@ def model(tmp_path):
 def test_fasttext_models_name_languages(model):
     retained, _ = run(TagLanguage(model), "the und\nthe", "hund hund", "nothing known")
     assert [document.notes["language"] for document in retained] == ["eng_Latn", "deu_Latn", "unknown"]
-    assert identify("the the und", model) == ("eng_Latn", pytest.approx(1 / (1 + math.exp(-4 * 2 / 3)), abs=1e-4))
+    assert identify_language("the the und", model) == (
+        "eng_Latn",
+        pytest.approx(1 / (1 + math.exp(-4 * 2 / 3)), abs=1e-4),
+    )
     assert TagLanguage(model).input_files() == (model,)
 
 

@@ -172,15 +172,6 @@ def test_recipe_with_user_step(user_steps):
     assert step_input_files(step) == (str(user_steps),)
 
 
-def test_former_name_of_input_files_is_refused():
-    class Former:
-        def inputs(self):
-            return ()
-
-    with pytest.raises(UserError, match="test_step:Former has a method `inputs`: rename it to `input_files`"):
-        step_input_files(Former())
-
-
 @pytest.mark.parametrize(
     ("written", "message"),
     [

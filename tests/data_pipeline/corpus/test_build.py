@@ -15,7 +15,7 @@ from data_pipeline.recipe import Recipe, TokenizerRecipe
 from data_pipeline.sources import Source
 from megaptm.data.shards import Corpus, read_manifest
 from megaptm.errors import UserError
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.annotate.pieces import split_sentences
 
 
@@ -26,7 +26,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def texts_of(folder: Path, split: str) -> list[str]:
-    tokenizer = load(folder / "tokenizer")
+    tokenizer = load_tokenizer(folder / "tokenizer")
     return [tokenizer.decode(tokens) for tokens in Corpus.open(folder).documents(split)]
 
 
@@ -119,7 +119,7 @@ def test_transformers_loads_corpus_tokenizer(built):
 def test_wordpiece_corpus_has_sentences(recipe, text, tmp_path):
     expected = TokenizerRecipe(kind="wordpiece", vocabulary=600)
     build_corpus(replace(recipe, tokenizer=expected), tmp_path / "corpus", workers=0)
-    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load_tokenizer(tmp_path / "corpus" / "tokenizer")
     assert corpus.manifest.fields == ("tokens", "sentences")
     source = (text / "textwrap.py").read_text(encoding="utf-8")
     lines = [tokenizer.encode(line).tolist() for line in split_sentences(source, "code")]
@@ -136,7 +136,7 @@ def test_wordpiece_corpus_has_sentences(recipe, text, tmp_path):
 def test_unigram_corpus_records_tokenizer(recipe, tmp_path):
     expected = TokenizerRecipe(kind="unigram", vocabulary=600, sentinels=50)
     report = build_corpus(replace(recipe, tokenizer=expected), tmp_path / "corpus", workers=0)
-    manifest, tokenizer = read_manifest(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    manifest, tokenizer = read_manifest(tmp_path / "corpus"), load_tokenizer(tmp_path / "corpus" / "tokenizer")
     assert manifest.tokenizer["fingerprint"] == tokenizer.fingerprint
     assert (report.tokenizer["kind"], len(tokenizer.special.sentinels)) == ("unigram", 50)
 

@@ -13,7 +13,7 @@ import pytest
 from data_pipeline.corpus.build import build_corpus
 from data_pipeline.corpus.groups import BELOW, NO_DOMAIN, NO_SCORE, CorpusGroups, _group_of
 from data_pipeline.corpus.workers import InProcess
-from data_pipeline.deduplicate.tables import save
+from data_pipeline.deduplicate.tables import save_table
 from data_pipeline.document import Document
 from data_pipeline.grouping import Grouping
 from data_pipeline.recipe import Recipe, TokenizerRecipe, read_recipe
@@ -21,7 +21,7 @@ from data_pipeline.sources import Source
 from megaptm.data import open_mix
 from megaptm.data.shards import Corpus, read_manifest
 from megaptm.errors import UserError
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.corpus.test_build import files_of
 
 WORDS = ["the", "of", "river", "stone", "walks", "under", "every", "bright", "morning", "and", "seven", "birds"]
@@ -91,7 +91,7 @@ def test_each_shard_has_documents_of_one_group(built):
 
 def test_a_mix_reads_texts_of_the_range(built):
     """Every text of an epoch of `quality: [0.5, 1.0]` has a score of at least 0.5."""
-    tokenizer = load(built / "tokenizer")
+    tokenizer = load_tokenizer(built / "tokenizer")
     part = {"weight": 1, "quality": [0.5, 1.0], "domains": ["web"]}
     mix = open_mix({str(built): part}, objective="causal-lm", sequence=64, seed=0, special=tokenizer.special)
     texts = " ".join(tokenizer.decode(mix.sample(index)["tokens"]) for index in range(mix.fresh_samples))
@@ -165,7 +165,7 @@ def test_documents_without_score_or_domain_are_counted(raw, tmp_path):
 
 
 def test_drops_are_added_up_if_score_and_domain_are_one_note(tmp_path):
-    save(table := str(tmp_path / "a.npy"), np.array([NO_SCORE, NO_DOMAIN, NO_DOMAIN, 0], dtype=np.int32))
+    save_table(table := str(tmp_path / "a.npy"), np.array([NO_SCORE, NO_DOMAIN, NO_DOMAIN, 0], dtype=np.int32))
     groups = CorpusGroups(Grouping(quality=(0.0, 1.0), domain="quality"), [], ["a"], [(table, ["a"])])
     assert groups.count_dropped(0, np.ones(4, dtype=bool)) == {"no quality": 3}
 
@@ -179,7 +179,7 @@ def test_too_many_domains_are_rejected(raw, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("groups={}", "groups: set `quality`, the edges of buckets, or `domain`, a note"),
+        ("groups={}", "groups: set `quality` (edges of buckets) or `domain` (name of a note)"),
         ("groups={quality: [0.5]}", "must be two or more ascending edges"),
         ("groups={quality: [0, 1], shares: [1, 1]}", "has 2 values for 1 buckets"),
         ("groups={quality: [0, 1], shares: [0]}", "shares are all 0"),

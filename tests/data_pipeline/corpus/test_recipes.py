@@ -13,7 +13,7 @@ from data_pipeline.corpus.build import build_corpus
 from data_pipeline.recipe import read_recipe
 from megaptm.data.shards import Corpus
 from megaptm.errors import UserError
-from megaptm.tokenizers import load
+from megaptm.tokenizers import load_tokenizer
 
 SENTENCES = [
     f"The {word} was seen in the garden again, and nobody knew why it had come." for word in ("cat", "fox", "owl")
@@ -47,7 +47,7 @@ def test_word_and_sentence_annotations(kind, tmp_path):
     text = records(tmp_path / "a.jsonl", *(f"{sentence} Then it left." for sentence in SENTENCES))
     settings = [f"tokenizer={{kind: {kind}, vocabulary: 300}}", "annotate={sentences: true, words: true}"]
     built(tmp_path / "corpus", text, *settings)
-    tokenizer = load(tmp_path / "corpus" / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "corpus" / "tokenizer")
     for shard, number in documents(tmp_path / "corpus"):
         tokens = shard.tokens(number)
         sentences = [
@@ -63,7 +63,7 @@ def test_tags_and_their_labels_in_manifest(tmp_path):
     (tmp_path / "phrases.tsv").write_text("place\tthe garden\nanimal\tcat\n")
     text = records(tmp_path / "a.jsonl", *SENTENCES)
     built(tmp_path / "corpus", text, "tokenizer.vocabulary=300", f"annotate.tags={tmp_path}/phrases.tsv")
-    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load_tokenizer(tmp_path / "corpus" / "tokenizer")
     labels = corpus.manifest.made_from["tables"]["tags"]
     result = {
         (labels[label], tokenizer.decode(shard.tokens(number)[first:stop]).strip())
@@ -118,7 +118,7 @@ def test_duplicates_and_evaluation_texts_are_removed(tmp_path):
     )
     assert report.dropped["near duplicate"] == 1
     assert sum(count for reason, count in report.dropped.items() if "evaluation text" in reason) == 1
-    tokenizer = load(tmp_path / "corpus" / "tokenizer")
+    tokenizer = load_tokenizer(tmp_path / "corpus" / "tokenizer")
     retained = [tokenizer.decode(shard.tokens(number)) for shard, number in documents(tmp_path / "corpus")]
     assert len(retained) == 20
     assert sum(notice in text for text in retained) == 1
@@ -187,7 +187,7 @@ def test_conversation_has_turns(tmp_path):
     recipe.write_text(f"sources: [{{path: {tmp_path}/talks.jsonl, messages: messages}}]\nannotate: {{turns: true}}\n")
     report = built(tmp_path / "corpus", str(recipe), "tokenizer.vocabulary=300")
     assert report.dropped == {"no messages": 2}
-    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load(tmp_path / "corpus" / "tokenizer")
+    corpus, tokenizer = Corpus.open(tmp_path / "corpus"), load_tokenizer(tmp_path / "corpus" / "tokenizer")
     roles = corpus.manifest.made_from["tables"]["turns"]
     [(shard, number)] = documents(tmp_path / "corpus")
     starts = shard.annotation("turns", number)

@@ -88,7 +88,7 @@ def test_documents_carry_their_size_and_are_repeated(raw, tmp_path):
     assert all(count == (3 if sizes[name] >= 4 else 2 if sizes[name] >= 2 else 1) for name, count in copies.items())
     assert {*Counter(note["source"] for note in held_out).values()} == {1}
     assert sum(report.clusters.values()) == 40
-    assert report.read == len(clusters()[0])
+    assert report.documents_read == len(clusters()[0])
     texts = [tuple(tokens) for tokens in Corpus.open(tmp_path / "a").documents("train")]
     assert {*Counter(texts).values()} == {1, 2, 3}
 

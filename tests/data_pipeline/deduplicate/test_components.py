@@ -23,7 +23,7 @@ def test_components_match_search(batches):
     for pairs in batches:
         components.join(*np.array(pairs, np.int64).reshape(-1, 2).T)
     lowest = lowest_by_search([pair for pairs in batches for pair in pairs])
-    rows, lower = components.connected()
+    rows, lower = components.duplicate_rows()
     expected = [(row, low) for row, low in enumerate(lowest) if row != low]
     assert list(zip(rows.tolist(), lower.tolist(), strict=True)) == expected
     every = np.arange(ROWS)
@@ -35,4 +35,4 @@ def test_components_match_search(batches):
 def test_long_chain_is_one_component():
     components, rows = Components(100_000), np.random.default_rng(0).permutation(100_000)
     components.join(rows[1:], rows[:-1])
-    assert (components.connected()[1] == 0).all()
+    assert (components.duplicate_rows()[1] == 0).all()

@@ -11,7 +11,7 @@ from data_pipeline.deduplicate.buckets import PartListing
 from data_pipeline.deduplicate.exact import find_equal_entries
 from data_pipeline.deduplicate.near import find_near_duplicates
 from data_pipeline.deduplicate.sketch import ROW_BITS
-from data_pipeline.deduplicate.tables import save
+from data_pipeline.deduplicate.tables import save_table
 from tests.data_pipeline.deduplicate.corpora import Written
 
 ENTRIES, ROWS, NEAR = 50_000, 2_000, NearDuplicateOptions()
@@ -23,12 +23,12 @@ def part(folder, number):
     numbers = rng.integers(0, 1 << 64, (3, ROWS), np.uint64)
     numbers[0].sort()
     numbers[2] = np.arange(ROWS)
-    save(f"{stem}.digests.npy", numbers)
+    save_table(f"{stem}.digests.npy", numbers)
     keys = rng.integers(0, 1 << 64 - ROW_BITS, (ROWS, NEAR.bands), np.uint64) << np.uint64(ROW_BITS)
     keys |= numbers[2][:, None]
-    save(f"{stem}.bands.npy", np.sort(keys, axis=None))
+    save_table(f"{stem}.bands.npy", np.sort(keys, axis=None))
     # For those that collide by chance.
-    save(f"{stem}.signatures.npy", rng.integers(0, 1 << 32, (ROWS, NEAR.hashes), np.uint32))
+    save_table(f"{stem}.signatures.npy", rng.integers(0, 1 << 32, (ROWS, NEAR.hashes), np.uint32))
     return Written(stem, ROWS)
 
 

@@ -43,7 +43,7 @@ def connected(folder, texts):
     options = Deduplicate(documents=False, near=NearDuplicateOptions())
     parts = write_parts(folder, texts, options)
     components = find_near_duplicates(PartListing.write(str(folder), parts, options), NEAR, None, in_process)
-    return dict(zip(*(rows.tolist() for rows in components.connected()), strict=True))
+    return dict(zip(*(rows.tolist() for rows in components.duplicate_rows()), strict=True))
 
 
 @pytest.fixture(scope="module")

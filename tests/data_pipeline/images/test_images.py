@@ -26,7 +26,7 @@ from megaptm.families.vit.corpus.recipe import ImageRecipe
 from megaptm.families.vit.corpus.splits import split_by_hash
 from megaptm.families.vit.pixels import open_image, to_rgb
 from megaptm.storage import RetryPolicy
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.images.pictures import (
     BAD,
     GOOD,

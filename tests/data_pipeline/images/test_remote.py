@@ -14,7 +14,7 @@ from data_pipeline.recipe import TokenizerRecipe
 from data_pipeline.verify import verify_corpus
 from megaptm.check.data import check_shards
 from megaptm.check.finding import CheckInput
-from megaptm.config import load as load_config
+from megaptm.config import load_config
 from megaptm.data import open_mix
 from megaptm.data.manifest import MANIFEST, content_id
 from megaptm.data.shard_urls import shard_urls_name
@@ -24,8 +24,8 @@ from megaptm.errors import UserError
 from megaptm.families.uniter.corpus.retrieve import _corpus_location
 from megaptm.families.vit.corpus.duplicates import file_sketch
 from megaptm.families.vit.corpus.shard_source import list_shards, local_copy
-from megaptm.storage import Cache, join_path, list_files, upload
-from megaptm.tokenizers import load
+from megaptm.storage import RemoteFileCache, join_path, list_files, upload
+from megaptm.tokenizers import load_tokenizer
 from tests import ROOT
 from tests.data_pipeline.images.pictures import BAD, build, picture, write_tar
 from tests.storage.server import BUCKET
@@ -71,7 +71,7 @@ def samples_of(corpus: Corpus) -> list[list[tuple[list[int], int]]]:
 def test_shards_at_url_equal_local_shards(texts, url, shards, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("data_pipeline.corpus.output.CACHE", str(tmp_path / "builds"))
-    options, cache = OPTIONS if texts else {"validation": 0.3}, Cache(tmp_path / "cache")
+    options, cache = OPTIONS if texts else {"validation": 0.3}, RemoteFileCache(tmp_path / "cache")
     here = build(shards, tmp_path / "here", **options)
     there = build(url, tmp_path / "there", **options)
     assert there.dropped == here.dropped == {"damaged": 3}
@@ -95,9 +95,9 @@ def url_of(url: str) -> Callable[[int], str]:
 
 def test_changed_remote_shard_is_reported(url, tmp_path):
     build(url, tmp_path / "there", **OPTIONS)
-    cache = Cache(tmp_path / "cache")
+    cache = RemoteFileCache(tmp_path / "cache")
     corpus = Corpus.open(tmp_path / "there", cache)
-    special = load(corpus.folder / "tokenizer").special
+    special = load_tokenizer(corpus.folder / "tokenizer").special
     options = {
         "objective": {"image-text": {"size": 8, "text_length": 12}},
         "sequence": 17,
@@ -114,7 +114,7 @@ def test_changed_remote_shard_is_reported(url, tmp_path):
     for number in range(3):
         upload(changed, url_of(url)(number))
     with pytest.raises(UserError, match=r"laion/0000\d\.tar has [\d,]+ bytes, expected [\d,]+"):
-        samples_of(Corpus.open(tmp_path / "there", Cache(tmp_path / "other")))
+        samples_of(Corpus.open(tmp_path / "there", RemoteFileCache(tmp_path / "other")))
     findings = [*check_shards(case, corpus)]
     assert [finding.state for finding in findings] == ["fault"] * 3
     assert "bytes where the manifest says" in findings[0].message
@@ -144,7 +144,7 @@ def test_url_without_shards_is_rejected(s3, names, message, tmp_path):
 
 def test_damaged_cache_of_addresses_is_fetched_again(url, tmp_path):
     build(url, there := tmp_path / "there", **OPTIONS)
-    cache = Cache(tmp_path / "cache")
+    cache = RemoteFileCache(tmp_path / "cache")
     first = Corpus.open(there, cache)
     assert _corpus_location(first) == str(there), "not what the cache has of it, which is swept"
     for name in (shard_urls_name("train"), table_name("train")):

@@ -30,7 +30,7 @@ from megaptm.families.vit.corpus.duplicates import appearance_sketch, find_repea
 from megaptm.families.vit.corpus.recipe import ImageRecipe, read_image_settings
 from megaptm.families.vit.corpus.text_steps import TextSteps
 from megaptm.families.vit.corpus.texts import InvalidTextError, text_of
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import load_tokenizer
 from tests.data_pipeline.images.pictures import BAD, build, encoded, picture, pixels, write_tar
 
 SMALL = TokenizerRecipe(vocabulary=270, specials="clip")

@@ -11,8 +11,7 @@ from megaptm.errors import UserError
 from megaptm.families.unimo.meanings import write_meanings as write_table
 from megaptm.families.unimo.rewriting import KINDS
 from megaptm.storage import AtomicFile, read_table_lines
-from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers import load as load_tokenizer
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 PhrasesByKind = Mapping[str, list[list[str]]]
 """Phrases of captions by kind: kind -> list of meanings, each a list of synonymous phrases."""
@@ -65,8 +64,8 @@ def write_meanings(phrases: PhrasesByKind, tokenizer: Tokenizer, out: Path) -> t
 
 
 def _continues_word(name: str, *, marks: bool) -> bool:
-    """Whether a token continues a word of a phrase: by the mark ## of WordPiece, otherwise by a letter where a space
-    would be."""
+    """Whether a token continues a word of a phrase. With `marks`, the ## of WordPiece shows it. Otherwise the token
+    starts with a letter or digit, without a mark for a space."""
     return name.startswith("##") if marks else name[:1].isalnum() and not name.startswith(("Ġ", "▁"))
 
 

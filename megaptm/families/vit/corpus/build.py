@@ -128,7 +128,7 @@ def build_images(
             tokenizer=finished.tokenizer.for_manifest(),
             made_from={"recipe": recipe.for_manifest(), "megaptm": __version__},
         )
-        report = ImageReport.of(
+        report = ImageReport.from_results(
             str(out),
             manifest,
             finished.names,
@@ -227,7 +227,7 @@ def _index_shards(recipe: ImageRecipe, shards: Mapping[str, Sequence[ExistingSha
     field = recipe.text if recipe.texts else recipe.label
     # Shards packed by this build have been checked already.
     header_only = recipe.limits if recipe.duplicates == "near" else dataclasses.replace(recipe.limits, check="header")
-    steps = TextSteps.of(recipe.steps)
+    steps = TextSteps.from_steps(recipe.steps)
     jobs = [
         IndexJob(folder, shard, field, *limits_and_steps, texts=recipe.texts)
         for split in SPLITS

@@ -26,7 +26,7 @@ SPELLINGS = {name.removeprefix("."): suffix for name, suffix in MEMBERS.items() 
 MAX_BYTES = 64 << 20
 """Maximum bytes of an image file that is read into memory."""
 MAX_PIXELS = 178_956_970
-"""Maximum pixels of an image: Pillow opens no larger one, neither in the build nor in training."""
+"""Maximum pixels of an image. Pillow refuses larger images, in the build and in training."""
 
 
 class InvalidImageError(Exception):

@@ -17,7 +17,7 @@ from megaptm.families.vit.corpus.report import ImageReport
 from megaptm.families.vit.corpus.thumbnails import DroppedImages, make_thumbnail
 from megaptm.families.vit.pixels import SUFFIXES
 from megaptm.families.vit.token_types import LABELS
-from megaptm.html import bars, escape, full_page, table, tiles, titled_bars
+from megaptm.html import escape, full_page, html_bars, html_table, html_tiles, titled_bars
 from megaptm.tokenizers import Tokenizer
 
 NUM_VALID_SHOWN = 24
@@ -66,16 +66,16 @@ def _html_sections(report: ImageReport, valid_pictures: Sequence[Picture], dropp
     yield f"<h1>Corpus {escape(report.folder)}</h1>"
     yield f"<p class=faint>id <code>{report.id}</code>; {content}</p>"
     yield from (f"<p class=note>{escape(note)}</p>" for note in report.notes)
-    yield tiles({name: f"{sum(picture[name] for picture in report.splits.values()):,}" for name in COUNTS})
+    yield html_tiles({name: f"{sum(picture[name] for picture in report.splits.values()):,}" for name in COUNTS})
     yield "<h2>Splits</h2>"
     rows = ([name, *(f"{counts[picture]:,}" for picture in COUNTS)] for name, counts in report.splits.items())
-    yield table(("split", *COUNTS), rows)
+    yield html_table(("split", *COUNTS), rows)
     if valid_pictures:
         yield f"<h2>In the corpus: {len(valid_pictures)} of {total:,}</h2>{show.pictures(valid_pictures)}"
     yield "<h2>Dropped</h2>"
     by_number = dict(sorted(report.dropped.items(), key=lambda item: -item[1]))
     pictures = total + sum(by_number.values())
-    yield bars(by_number, share_of=pictures, lost=True) if by_number else "<p>No image was dropped.</p>"
+    yield html_bars(by_number, share_of=pictures, lost=True) if by_number else "<p>No image was dropped.</p>"
     for reason in by_number:
         few = [
             Picture(f"{source}: {text}" if text else source, dropped.example_thumbnail(reason, number))
@@ -87,9 +87,9 @@ def _html_sections(report: ImageReport, valid_pictures: Sequence[Picture], dropp
             yield f"{caption}{show.pictures(few)}</details>"
     yield from titled_bars("Converted when read", report.converted)
     yield f"<h2>Images by {report.size_name}</h2>"
-    yield bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.sides.items())})
+    yield html_bars({f"{low:,} to {2 * low - 1:,}": count for low, count in sorted(report.sides.items())})
     yield from titled_bars("Labels", dict(sorted(report.labels.items(), key=lambda item: -item[1])[:50]))
-    yield "<h2>Time</h2>" + bars(report.seconds, form="{:,.1f} s")
+    yield "<h2>Time</h2>" + html_bars(report.seconds, form="{:,.1f} s")
 
 
 class _ThumbnailRenderer:

@@ -58,7 +58,7 @@ def pack_pairs(
 ) -> dict[str, list[ExistingShard]]:
     """Pack images and texts into plain shards, which are then processed like existing shards. Returns split ->
     shards."""
-    jobs, splits, first, steps = [], [], 0, TextSteps.of(recipe.steps)
+    jobs, splits, first, steps = [], [], 0, TextSteps.from_steps(recipe.steps)
     for split in SPLITS:
         for shard in partition_images(files[split], seed=recipe.seed, shard_bytes=recipe.shard_bytes):
             names = tuple(beside[file.path, file.group] for file in shard)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from data_pipeline.corpus.unknown import UnknownWords, describe_unknown_words
 from data_pipeline.document import DropCounts
-from data_pipeline.report import REPORT, drop_lines, histogram
+from data_pipeline.report import REPORT, drop_lines, histogram_table
 from megaptm.console import Console
 from megaptm.data.shards import Manifest
 from megaptm.families.vit.corpus.folders import ImageShardResult
@@ -54,7 +54,7 @@ class ImageReport:
     """Wall time of each stage of an image build in seconds."""
 
     @classmethod
-    def of(
+    def from_results(
         cls,
         folder: str,
         manifest: Manifest,
@@ -115,7 +115,7 @@ class ImageReport:
             console.print(Text(describe_unknown_words(self.unknown_words)), soft_wrap=True)
         for line in self._report_lines():
             console.print(Text(line, "yellow"), soft_wrap=True)
-        console.print(histogram(self.sides, f"images by {self.size_name}"))
+        console.print(histogram_table(self.sides, f"images by {self.size_name}"))
 
     def _report_lines(self) -> list[str]:
         lines = [*drop_lines(self.dropped, self.examples, self.messages), *self.notes]

@@ -32,7 +32,7 @@ class TextSteps:
     """Files that the cleaning steps read, as (path, sha256)."""
 
     @classmethod
-    def of(cls, steps: Sequence[CleaningStep]) -> TextSteps:
+    def from_steps(cls, steps: Sequence[CleaningStep]) -> TextSteps:
         return cls(tuple(steps), hash_files(path for step in steps for path in step_input_files(step)))
 
     def text(self, text: str, source: str) -> str:
@@ -57,7 +57,7 @@ class TextSteps:
 
 
 NO_STEPS = TextSteps()
-"""Cleaning of image texts without any step."""
+"""Value for image texts that have no cleaning steps."""
 
 
 def check_text_steps(steps: Sequence[CleaningStep]) -> None:

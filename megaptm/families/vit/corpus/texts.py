@@ -40,7 +40,7 @@ from megaptm.families.vit.corpus.text_steps import InvalidTextError, TextSteps
 from megaptm.families.vit.corpus.thumbnails import DroppedImages
 from megaptm.families.vit.token_types import IMAGE_TEXTS
 from megaptm.storage import AtomicFile, expand_home, file_sha256, write_atomically
-from megaptm.tokenizers import Tokenizer, load
+from megaptm.tokenizers import Tokenizer, load_tokenizer
 
 MAX_TEXT_BYTES = 1 << 20
 """Maximum bytes of a `.txt` or `.json` with an image's text."""
@@ -273,7 +273,7 @@ class EncodedShard:
 
 def _encode_shard(job: EncodeJob) -> EncodedShard:
     """Write the index of an image shard with the ids of its texts, under a new name."""
-    tokenizer, max_ids = load(Path(job.tokenizer)), IMAGE_TEXTS.max_ids(job.dtype)
+    tokenizer, max_ids = load_tokenizer(Path(job.tokenizer)), IMAGE_TEXTS.max_ids(job.dtype)
     content = Path(job.folder, index_name(job.info.name)).read_bytes()
     rows_of_index = array_from_bytes(content, np.dtype("<i8"), (job.columns,)).copy()
     rows_of_index[:, TOKENS_AT] = 0  # this column held the image sketch
@@ -310,7 +310,7 @@ def text_tokenizer(recipe: TokenizerRecipe, infos: Sequence[ShardInfo], work: Jo
         known = tuple((info.name, info.index_sha256) for info in infos)
         text = ShardTexts(str(work.folder / SHARDS), known, TRAINING_BYTES[recipe.kind])
         subfolder = str(train_tokenizer(recipe, text, work))
-    return load(Path(subfolder)), subfolder
+    return load_tokenizer(Path(subfolder)), subfolder
 
 
 def read_sketches(info: ShardInfo, work: JobRunner, columns: int) -> np.ndarray:

@@ -19,7 +19,7 @@ RESERVED = ("weight", "ema")
 
 
 @dataclass(frozen=True)
-class OwnRule:
+class CustomUpdateRule:
     """Update rule of the user."""
 
     build: Callable[..., Any]
@@ -31,7 +31,7 @@ class OwnRule:
 
 
 @cache
-def load_own_rule(name: str) -> OwnRule:
+def load_custom_rule(name: str) -> CustomUpdateRule:
     """Import an update rule of the user; raise `UserError` if it does not say what checkpoints have to contain."""
     kind = load_plugin(name, "optimizer.name", "class")
     state = getattr(kind, "state_tensors", None)
@@ -46,34 +46,34 @@ def load_own_rule(name: str) -> OwnRule:
                 f"optimizer.name ({name}): `state_tensors` has {tensor!r}: {start!r}; it maps names to numbers, and "
                 f"the names {' and '.join(RESERVED)} are taken."
             )
-    return OwnRule(kind, dict(state), bool(getattr(kind, "elementwise", False)))
+    return CustomUpdateRule(kind, dict(state), bool(getattr(kind, "elementwise", False)))
 
 
-def build_own_rule(settings: OptimizerConfig, groups: list[dict[str, Any]]) -> Any:
+def build_custom_rule(settings: OptimizerConfig, groups: list[dict[str, Any]]) -> Any:
     """Build an update rule of the user for groups without tensors."""
     try:
-        return load_own_rule(settings.name).build(groups, lr=settings.lr, **settings.options)
+        return load_custom_rule(settings.name).build(groups, lr=settings.lr, **settings.options)
     except UserError:
         raise
     except (Exception, SystemExit) as error:
         raise plugin_error(f"optimizer.name ({settings.name})", error) from error
 
 
-def own_step_error(settings: OptimizerConfig, error: BaseException) -> UserError:
+def custom_step_error(settings: OptimizerConfig, error: BaseException) -> UserError:
     """Return the error of a run whose update rule, one of the user, raised an error in a step."""
     return plugin_error(f"optimizer.name ({settings.name}): step()", error)
 
 
-def own_rule_errors(config: Config) -> Iterator[str]:
+def custom_rule_errors(config: Config) -> Iterator[str]:
     """Yield an error if the layout divides tensors that an update rule of the user needs as a whole.
 
     A rule that cannot be imported, or must not be, is reported at the start of the run.
     """
     name, layout = config.optimizer.name, config.layout
-    if not config.optimizer.is_own or not (layout.tensor > 1 or layout.divides_optimizer):
+    if not config.optimizer.is_custom or not (layout.tensor > 1 or layout.divides_optimizer):
         return
     try:
-        rule = load_own_rule(name)
+        rule = load_custom_rule(name)
     except UserError:
         return
     if not rule.elementwise:
@@ -89,7 +89,7 @@ def _load_decay(name: str) -> Callable[[float, float, float], Any]:
     return function
 
 
-def own_decay(name: str, step: float, begin: float, end: float) -> float:
+def custom_decay(name: str, step: float, begin: float, end: float) -> float:
     """Return the share of the peak rate by a schedule of the user: 1 at the peak, 0 at the minimum.
 
     As in other schedules, the step is limited to the decay, which has at least one step.

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from megaptm.config import load, read_config_draft
+from megaptm.config import load_config, read_config_draft
+from megaptm.config.custom_optimizer import custom_decay
 from megaptm.config.learning_rate import learning_rate_at
-from megaptm.config.own_optimizer import own_decay
 from megaptm.config.schedule import config_warnings
 from megaptm.errors import UserError
 from megaptm.track import read_metrics
@@ -144,14 +144,14 @@ def test_rule_that_cannot_be_saved_is_refused(code, real_corpus, name, sentence)
 def test_decay_of_a_user_keeps_its_last_rate(code):
     keys = ["optimizer.decay=lion:stairs", "optimizer.lr=1.0", "optimizer.min_lr_ratio=0.0", "train.steps=9"]
     keys += ["optimizer.warmup_steps=3", "optimizer.max_warmup_ratio=null"]
-    config = load("gpt2/tiny", [*keys, "optimizer.decay_steps=6"])
+    config = load_config("gpt2/tiny", [*keys, "optimizer.decay_steps=6"])
     assert [learning_rate_at(config, step) for step in (2, 6, 8)] == [1.0, 0.5**3, 0.5**3]
     assert not [line for line in config_warnings(config) if "decay_steps" in line]
 
 
 def test_decay_of_a_user_has_a_step(code):
-    assert own_decay("lion:stairs", 3.0, 3.0, 3.0) == 1.0
-    assert own_decay("lion:stairs", 9.0, 3.0, 3.0) == 0.5**3
+    assert custom_decay("lion:stairs", 3.0, 3.0, 3.0) == 1.0
+    assert custom_decay("lion:stairs", 9.0, 3.0, 3.0) == 0.5**3
 
 
 def test_received_run_must_be_allowed_to_name_an_optimizer(code, real_corpus):
@@ -169,6 +169,6 @@ def test_layout_of_a_rule_for_whole_tensors(code):
     words = ["optimizer.name=wrong_rules:Whole", "layout.data=2", "layout.distributed_optimizer=true"]
     [mistake] = read_config_draft("gpt2/tiny", words).mistakes
     assert "gets parts of tensors" in mistake
-    assert load("gpt2/tiny", [*words, "layout.distributed_optimizer=false"]).layout.data == 2
+    assert load_config("gpt2/tiny", [*words, "layout.distributed_optimizer=false"]).layout.data == 2
     with pytest.raises(UserError, match=r"optimizer\.name"):
-        load("gpt2/tiny", ["optimizer.name=wrong_rules"])
+        load_config("gpt2/tiny", ["optimizer.name=wrong_rules"])
