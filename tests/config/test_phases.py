@@ -67,7 +67,7 @@ def test_plans_add_up():
 
 def test_plan_shows_what_phases_share_once():
     """Three phases, of which the second has another layout, in fewer lines than 80 columns hold of one plan each."""
-    config = load(TINY, [*LENGTH, "phases=[{until: 3}, {until: 5, layout.microbatch: 1}, {data.sequence: 32}]"])
+    config = load_config(TINY, [*LENGTH, "phases=[{until: 3}, {until: 5, layout.microbatch: 1}, {data.sequence: 32}]"])
     screen = io.StringIO()
     show_phase_plans(make_plans(config, load_machine("a100-80g")), Console(file=screen, width=80))
     lines = screen.getvalue().splitlines()

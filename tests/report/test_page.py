@@ -328,7 +328,7 @@ def test_watch_shows_no_estimate_of_an_earlier_job(run):
     screen = io.StringIO()
     for count in (4, 5):
         write(run, events=EVENTS[:1], records=records[:count])
-        Console(file=screen, width=100).print(draw(run, 100))
+        Console(file=screen, width=100).print(render_run(run, 100))
     assert screen.getvalue().count("1:00 left") == 1
 
 

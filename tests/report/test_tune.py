@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from megaptm.__main__ import main
-from megaptm.config import load
+from megaptm.config import load_config
 from megaptm.errors import UserError
 from megaptm.report.lr_range import LOSS, MIN_STEPS, RATE, RateRange
 from megaptm.track import read_metrics
@@ -75,7 +75,7 @@ def test_command_trains_at_rising_rates(real_corpus, tmp_path):
 
 
 def test_range_test_ends_when_the_loss_diverges():
-    test, run = RangeTest(100), RunState(Path(), load("gpt2/tiny"))
+    test, run = RangeTest(100), RunState(Path(), load_config("gpt2/tiny"))
     for step, loss in enumerate([3.0] * 10 + [90.0] * 5, start=1):
         run.step = step
         test.on_step_end(run, SimpleNamespace(loss=loss))

@@ -233,7 +233,7 @@ def test_invalid_post_processor_is_rejected(layout, trained, tmp_path):
     content = {**trained["wordpiece"].content, "post_processor": layout}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match="its post_processor is none of the tokenizers library"):
-        load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("written", ["", "[]", "{}", '{"model": {"type": "BPE"}}', '{"version": "1.0", "model": 3}'])

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from megaptm.commands.checkpoint import diff
+from megaptm.commands.checkpoint import diff_checkpoints_command
 from megaptm.report.summary import report_run
 from megaptm.resilience.events import read_events
 from megaptm.track import read_metrics
@@ -98,7 +98,7 @@ def test_other_text_continues_each_corpus(runs):
     assert sum(after.values()) == 12 * STEPS
     assert after[str(runs.corpus)] > before[str(runs.corpus)]
     assert after[str(runs.other)] > 12
-    assert "data.cursors.read.corpus-0: " in run_command(diff, f"{changed}@{CHANGED}", changed)
+    assert "data.cursors.read.corpus-0: " in run_command(diff_checkpoints_command, f"{changed}@{CHANGED}", changed)
     assert '"data.cursors.read.corpus-0": ' in (changed / "metrics.jsonl").read_text()
 
 

@@ -179,7 +179,7 @@ def test_too_many_domains_are_rejected(raw, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("groups={}", "groups: set `quality` (edges of buckets) or `domain` (name of a note)"),
+        ("groups={}", r"groups: set `quality` \(edges of buckets\) or `domain` \(name of a note\)"),
         ("groups={quality: [0.5]}", "must be two or more ascending edges"),
         ("groups={quality: [0, 1], shares: [1, 1]}", "has 2 values for 1 buckets"),
         ("groups={quality: [0, 1], shares: [0]}", "shares are all 0"),
