@@ -52,12 +52,12 @@ def test_samples_match_batch_spec_and_depend_on_index_only(folders, objective, d
         pytest.skip("a recurrence cache spans documents")
     mix = opened(weights, objective, document_mask=document_mask)
     indices = np.random.default_rng(0).integers(0, 3 * BLOCK, 20).tolist()
-    for index in indices:
-        sample = mix.sample(index)
+    samples = {index: mix.sample(index) for index in indices}
+    for sample in samples.values():
         mix.batch_spec.check(sample, maker=objective)
-        assert equal_samples(sample, opened(weights, objective, document_mask=document_mask).sample(index))
-    copy = pickle.loads(pickle.dumps(mix))
-    assert all(equal_samples(copy.sample(index), mix.sample(index)) for index in indices)
+    copies = (pickle.loads(pickle.dumps(mix)), opened(weights, objective, document_mask=document_mask))
+    for copy, order in zip(copies, (indices, indices[::-1]), strict=True):
+        assert all(equal_samples(copy.sample(index), samples[index]) for index in order)
 
 
 def test_shares_are_exact_in_each_block(folders):

@@ -227,7 +227,7 @@ def test_loss_on_largest_logits_equals_plain_torch(soft: str, top: int) -> None:
 def test_logits_are_compared_at_configured_positions(positions: str) -> None:
     spec, batch = tiny_spec("bert"), tiny_batch("bert")
     distillation = Distillation(teacher=spec, weights={"logits": 1.0}, layers={}, positions=positions)
-    count = DistillationLosses(spec, distillation).count("distill-logits", batch).item()
+    count = DistillationLosses(spec, distillation).count_positions("distill-logits", batch).item()
     assert count == ((batch["document_ids"] > 0) if positions == "all" else (batch["labels"] != -100)).sum().item()
 
 
