@@ -28,6 +28,7 @@ VICTIMS = ("launcher", "rank 0", "rank 1", "loader", "all")
 CLIP = (
     *("model.layers=2", "model.width=32", "model.heads=2", "model.ffn=64", "model.stacks={text: {layers: 1}}"),
     *("train.batch=16", "layout.microbatch=8", "train.threads=1", "train.log_every=1", "track.enabled=false"),
+    "train.restarts=0",  # each kill ends the job
     "train.validate_batches=1",
 )
 FAMILIES = {
