@@ -42,7 +42,6 @@ from megaptm.run.folder import CONFIG, absolute_paths
 from megaptm.spec import Family, ModelSpec, Size, attention_options, change
 from megaptm.storage import AtomicFile
 from megaptm.tokenizers import Tokenizer
-from megaptm.tokenizers.files import TOKENIZER_FILE
 
 # Usual starting point for further training of a finished model. Everything can be changed until the first step.
 RECIPE: dict[str, Any] = {
@@ -107,8 +106,9 @@ def import_run(
     overrides = [text for text in overrides if not text.startswith(IMPORT_OPTIONS)]
     refuse_model_overrides(overrides, source, settable=("attention",), also=IMPORT_OPTIONS_HELP)  # before any download
     context = _parse_context(options[CONTEXT]) if CONTEXT in options else None
+    folder = locate_model(source)
     model, model_tokenizer = read_imported_model(
-        source,
+        folder,
         tokenizer=tokenizer,
         family=options.get(FAMILY),
         inputs={key: import_options()[key].read(options[text]) for text, key in INPUTS.items() if text in options},
@@ -123,6 +123,7 @@ def import_run(
     _check_expressed(model.spec, UncheckedConfig.from_mapping(values).load())
     config = write_run(run, source, values, overrides, model, model_tokenizer)
     other_ids = _list_other_ids(model, model_tokenizer, config)
+    tokenizer_folder = folder if tokenizer is None else Path(tokenizer)
     return ImportedRun(
         config,
         model.newly_initialized,
@@ -130,20 +131,8 @@ def import_run(
         (*model.unused,),
         decoders,
         other_ids,
-        _find_contradicted_text(source, tokenizer, model_tokenizer),
+        None if model_tokenizer is None else find_contradicted_text(tokenizer_folder, model_tokenizer),
     )
-
-
-def _find_contradicted_text(source: str, folder: str | Path | None, tokenizer: Tokenizer | None) -> str | None:
-    """Return the text of `find_contradicted_text` for the tokenizer of an imported model, in its own folder or another
-    one."""
-    try:
-        own = Path(folder) if folder is not None else find_or_download(source)
-    except UserError:  # the hub no longer answers; the model is imported
-        return None
-    if tokenizer is None or not (own / TOKENIZER_FILE).is_file():
-        return None
-    return find_contradicted_text(own, tokenizer)
 
 
 def _list_other_ids(model: ImportedModel, tokenizer: Tokenizer | None, config: Config) -> tuple[str, ...]:
@@ -243,8 +232,20 @@ def write_run(
     return config
 
 
+def locate_model(source: str | Path) -> Path:
+    """Return the folder of a Hugging Face model; a model of the hub is downloaded. Raise UserError for a run of
+    megaptm."""
+    if (Path(source) / CONFIG).is_file():
+        raise UserError(
+            f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
+            f"train.init_from={source}."
+        )
+    import_transformers()  # raises UserError before any download
+    return find_or_download(str(source))
+
+
 def read_imported_model(
-    source: str,
+    source: str | Path,
     *,
     tokenizer: str | Path | None = None,
     family: str | None = None,
@@ -254,13 +255,7 @@ def read_imported_model(
     """Read a Hugging Face model from a folder or the hub, and its tokenizer, which is None if the model has none.
     `tokenizer`: folder of another tokenizer. `family`, `inputs`, `context`: as in `from_hugging_face`. Raise UserError
     if model and tokenizer do not match."""
-    if (Path(source) / CONFIG).is_file():
-        raise UserError(
-            f"{source} is a run of megaptm: continue it with `megaptm train`, or start a new run from its weights with "
-            f"train.init_from={source}."
-        )
-    import_transformers()  # raises UserError before any download
-    folder = find_or_download(source)
+    folder = locate_model(source)
     model = from_hugging_face(folder, family=family, inputs=inputs, context=context)
     if not model.spec.family.has_tokens:
         return model, read_labels(folder, HF_CONFIG, remedy=REMEDY, labels=model.spec.vocabulary)

@@ -25,19 +25,18 @@ def as_sentencepiece(tokenizer: Tokenizer, file: Path) -> Tokenizer:
     """
     if tokenizer.kind not in ("unigram", "bpe"):
         return tokenizer
-    from sentencepiece import sentencepiece_model_pb2
+    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
     model = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]  # generated
         file.read_bytes()
     )
-    return (_complete_bpe if tokenizer.kind == "bpe" else _complete_unigram)(tokenizer, model, file)
+    complete = _complete_bpe if tokenizer.kind == "bpe" else _complete_unigram
+    return complete(tokenizer, model, SentencePieceProcessor(model_file=str(file)), file)
 
 
-def _complete_bpe(tokenizer: Tokenizer, model: Any, file: Path) -> Tokenizer:
+def _complete_bpe(tokenizer: Tokenizer, model: Any, reference: Any, file: Path) -> Tokenizer:
     """Return a BPE tokenizer with the normalization and the unknown token of the model, which the classes of
     `transformers` do not read (they have those of Llama), if it is not that of `transformers`."""
-    from sentencepiece import SentencePieceProcessor
-
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     _reject_options(
         file,
@@ -47,10 +46,10 @@ def _complete_bpe(tokenizer: Tokenizer, model: Any, file: Path) -> Tokenizer:
             "escape_whitespaces is false": not normalizer.escape_whitespaces,
         },
     )
-    reference, texts = SentencePieceProcessor(model_file=str(file)), _comparison_texts(model)
-    completed = Tokenizer(_bpe_content(tokenizer.content, model), tokenizer.config)
+    texts = _comparison_texts(model)
     if _find_difference(tokenizer, reference, texts) is None:
         return tokenizer
+    completed = Tokenizer(_bpe_content(tokenizer.content, model), tokenizer.config)
     if (difference := _find_difference(completed, reference, texts)) is None:
         return completed
     symbols = [piece.piece for piece in model.pieces if piece.type == piece.USER_DEFINED]
@@ -106,15 +105,13 @@ def _find_difference(tokenizer: Tokenizer, reference: Any, texts: Iterable[str])
     return None
 
 
-def _complete_unigram(tokenizer: Tokenizer, model: Any, file: Path) -> Tokenizer:
+def _complete_unigram(tokenizer: Tokenizer, model: Any, reference: Any, file: Path) -> Tokenizer:
     """Return a Unigram tokenizer with the parts of the model that `transformers` does not convert.
 
     - The normalization table (DeBERTa v2 and v3, BigBird).
     - Bytes for rare characters (mT5).
     - User-defined symbols (ALBERT, XLNet), which transformers turns into tokens that end a word.
     """
-    from sentencepiece import SentencePieceProcessor
-
     parts = flatten_normalizer(collapse_precompiled(tokenizer.content.get("normalizer")))
     table = model.normalizer_spec.precompiled_charsmap
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
@@ -147,7 +144,7 @@ def _complete_unigram(tokenizer: Tokenizer, model: Any, file: Path) -> Tokenizer
     ]
     completed = Tokenizer(content, tokenizer.config)
     # Classes without a conversion of their own do not add the space before a text.
-    if (difference := _find_difference(completed, SentencePieceProcessor(model_file=str(file)), SPACES)) is not None:
+    if (difference := _find_difference(completed, reference, SPACES)) is not None:
         raise _difference_error(file, repr(difference))
     return completed
 

@@ -14,7 +14,7 @@ from megaptm.hub.sentencepiece_model import as_sentencepiece
 from megaptm.objectives import BaseObjective, SpecialTokens
 from megaptm.spec import ModelSpec
 from megaptm.tokenizers import Tokenizer, load_tokenizer
-from megaptm.tokenizers.files import CHAT_TEMPLATE
+from megaptm.tokenizers.files import CHAT_TEMPLATE, TOKENIZER_FILE
 from megaptm.tokenizers.special import CONFIG_KEYS, find_role_names
 from megaptm.tokenizers.tokenizer import GENERAL_CLASS, TRAINED_LAYOUT
 
@@ -34,13 +34,13 @@ EXPORTED_OPTIONS = (*FAMILY_OPTIONS, CHAT_TEMPLATE)
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder of a Hugging Face model has tokenizer files."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", *SLOW_FILES))
+    return any((folder / name).is_file() for name in (TOKENIZER_FILE, *SLOW_FILES))
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """Read the tokenizer of a Hugging Face folder unchanged, so that corpora built with it still match; else as
     `transformers` converts it."""
-    if (folder / "tokenizer.json").is_file():
+    if (folder / TOKENIZER_FILE).is_file():
         return load_tokenizer(folder)
     if not has_tokenizer(folder):
         problem = (
@@ -63,7 +63,9 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def find_contradicted_text(folder: Path, tokenizer: Tokenizer) -> str | None:
     """Return a text that the class of `transformers` encodes otherwise than the tokenizer.json of a folder, because
-    tokenizer_config.json contradicts it, for example by `do_lower_case`; None without one."""
+    tokenizer_config.json contradicts it, for example by `do_lower_case`; None without such a text or file."""
+    if not (folder / TOKENIZER_FILE).is_file():
+        return None
     library = import_transformers()
     try:
         with suppress_library_messages():

@@ -64,10 +64,9 @@ class EarlyStop:
         if self.config is None or (state.get("metric"), state.get("recipe")) != (self.config.metric, self.recipe):
             return
         lowest, num_worse = state.get("lowest"), state.get("num_worse")
-        loss = None if lowest is None else read_saved_loss(lowest)
-        if isinstance(num_worse, int) and (lowest is None) == (loss is None):
-            # Earlier versions took NaN for the lowest loss.
-            self.lowest, self.num_worse = None if loss is not None and math.isnan(loss) else loss, num_worse
+        loss = read_saved_loss(lowest)
+        if isinstance(num_worse, int) and (lowest is None or (loss is not None and not math.isnan(loss))):
+            self.lowest, self.num_worse = loss, num_worse
 
 
 def build_early_stop(config: Config, losses: Collection[str] | None = None) -> EarlyStop:

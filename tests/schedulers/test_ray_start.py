@@ -153,7 +153,7 @@ def test_cluster_is_reached_without_the_proxy_of_the_environment(monkeypatch):
     """Ray's issues 6662 and 14350: `http_proxy`, which clusters often set, does not apply to Ray's own connections."""
     grpc = pytest.importorskip("grpc")
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name, "http://proxy.invalid:9")
     monkeypatch.setattr(connection, "ANSWER_SECONDS", 5.0)
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")

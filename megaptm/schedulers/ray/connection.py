@@ -165,9 +165,9 @@ def _check_grpc(host_and_port: str) -> None:
     if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
         return
     import grpc
-    from ray._private.ray_constants import GLOBAL_GRPC_OPTIONS  # without the proxy of HTTP_PROXY, as Ray connects
 
-    with grpc.insecure_channel(host_and_port, options=GLOBAL_GRPC_OPTIONS) as channel:
+    options = [("grpc.enable_http_proxy", 0)]  # Ray does not use the proxy of HTTP_PROXY either
+    with grpc.insecure_channel(host_and_port, options=options) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=ANSWER_SECONDS)
         except grpc.FutureTimeoutError:
